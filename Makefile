@@ -1,0 +1,43 @@
+# make          builds the programs into build/
+# make demo     runs the main job on a checkpoint that the repository carries
+# make test     builds and runs every test
+#
+# CC, CXX, CFLAGS and BUILD can be given: make CC=clang CFLAGS='-O3' BUILD=build/clang test
+
+CC      ?= cc
+CXX     ?= c++
+CFLAGS  ?= -O2
+BUILD   ?= build
+
+# The strictest list that the headers promise to pass; what CI turns into errors.
+WARNINGS := -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wdouble-promotion -Wcast-qual
+C_FLAGS  := -std=c11 -D_POSIX_C_SOURCE=200809L $(WARNINGS) -Wstrict-prototypes $(CFLAGS)
+
+HEADERS  := $(wildcard *.h examples/*.h tests/*.h)
+PROGRAMS := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
+TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
+
+.PHONY: all help demo test clean
+
+all: $(PROGRAMS)  ## build the programs (default)
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
+
+demo: $(BUILD)/generate  ## generate with a tiny random checkpoint, and show what its memory costs
+	$(BUILD)/generate tests/golden/models/kimi-linear-tiny --prompt "In the beginning" --generate 24 | od -An -c
+
+test: $(PROGRAMS) $(TESTS)  ## build and run every test
+	@BUILD=$(BUILD) sh tests/run.sh $(TESTS)
+
+# Each test is a program; two of two files share a header between translation units.
+$(BUILD)/tests/%: tests/%.c $(HEADERS) Makefile
+	@mkdir -p $(@D)
+	$(CC) $(C_FLAGS) $< -o $@ -lm
+
+$(BUILD)/%: examples/%.c $(HEADERS) Makefile
+	@mkdir -p $(@D)
+	$(CC) $(C_FLAGS) $< -o $@ -lm
+
+clean:  ## remove what was built
+	rm -rf $(BUILD)
