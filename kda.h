@@ -412,7 +412,7 @@ static float kdai_power_of_2(int n) {
     return power;
 }
 
-/* exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2)/2; polynomial of degree 6 (error 1.1e-8). */
+/* exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2)/2; polynomial of degree 6 (error 1e-8). */
 static float kdai_exp(float x) {
     if (!(x > -104.0f)) return x != x ? x : 0.0f; /* below half the least subnormal */
     if (x > 88.8f) return INFINITY;
