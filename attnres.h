@@ -138,18 +138,19 @@ ERRORS
 
 NUMERICS
 
-    * All arithmetic is IEEE float32 with fused multiply-add. exp is the header's own (at most 2 ulp
+    * Scores and inverse RMS are float64: a score of 80, rounded to float32, would move its weight by
+      4e-6. All else is IEEE float32 with fused multiply-add. exp is the header's own (at most 2 ulp
       from the exact value); 1/sqrt(x) is a division by a correctly rounded square root.
-    * A sum over the elements of a row has one fixed shape: 32 running lanes, element i goes to lane
-      i % 32 by fused multiply-add in order of i, the last 32 padded with zeros; then lanes 16 apart
-      are added, then 8, 4, 2, 1. A sum over sources is taken in their order.
+    * A sum over the elements of a row has one fixed shape: 16 running lanes, element i goes to lane
+      i % 16 by fused multiply-add in order of i, the last 16 padded with zeros; then lanes 8 apart
+      are added, then 4, 2, 1. A sum over sources is taken in their order.
     * A token's results are the same bits whatever other tokens are in the call and however tokens
       are split into calls. A cached inverse RMS gives the same bits as none. Two phases differ from
       one pass by rounding only.
-    * The maximum is subtracted before exp, so scores of any finite size are safe. NaN and Inf in
-      one token stay there; a score of NaN or +Inf makes that token's results NaN.
-    * sum(v^2) must stay below 3.4e38 (elements of 1e17 at dim 10,000). Past it the inverse RMS is
-      0: the source scores 0, or NaN if c . v overflows as well; a fused norm gives zeros.
+    * The maximum is subtracted before exp, so scores of any finite size are safe. NaN and
+      Inf in one token stay there; a score of NaN or +Inf makes that token's results NaN.
+    * Squares of sources do not overflow. Of a fused norm, the sum of squares of the
+      mixture must stay below 3.4e38 (elements of 1e17 at dim 10,000); past it the result is zeros.
     * -ffast-math breaks these promises; a build with it is refused unless ATTNRES_ALLOW_FAST_MATH
       is defined.
 
@@ -264,13 +265,13 @@ ATTNRES_API attnres_result attnres_fold_query(size_t dim, const float *norm_weig
 /* inv_rms[t] = 1 / sqrt(mean(source[t]^2) + eps), [n_tokens]: worth keeping for a source that is
  * read more than once. desc->scale is not used. */
 ATTNRES_API attnres_result attnres_inverse_rms(const attnres_desc *desc, size_t n_tokens,
-                                               attnres_input source, float *inv_rms);
+                                               attnres_input source, double *inv_rms);
 
 typedef struct attnres_mix_args {
     size_t n_tokens;
     const attnres_input *sources; /* [n_sources] views of [n_tokens][dim] */
     size_t n_sources;             /* >= 1 */
-    const float *const *inv_rms;  /* null, or [n_sources]: null or [n_tokens], from the same eps */
+    const double *const *inv_rms; /* null, or [n_sources]: null or [n_tokens], from the same eps */
     const float *query;           /* [dim], folded; not read where n_sources is 1 */
     attnres_norm norm;
     attnres_output o;             /* [n_tokens][dim]; may be one of the sources itself */
@@ -292,10 +293,10 @@ typedef struct attnres_inter_args {
     size_t n_tokens;
     const attnres_input *sources; /* as in attnres_mix_args */
     size_t n_sources;
-    const float *const *inv_rms;
+    const double *const *inv_rms;
     const float *const *queries; /* [n_queries] folded queries of [dim] */
     size_t n_queries;            /* >= 1 */
-    float *max;                  /* [n_queries][n_tokens]: the largest score */
+    double *max;                 /* [n_queries][n_tokens]: the largest score */
     float *sum;                  /* [n_queries][n_tokens]: of exp(score - max) */
     float *mix;                  /* [n_queries][n_tokens][dim]: of exp(score - max) times source */
 } attnres_inter_args;
@@ -312,7 +313,7 @@ ATTNRES_API attnres_result attnres_inter(const attnres_desc *desc, const attnres
 
 typedef struct attnres_merge_args {
     size_t n_tokens;
-    const float *max;      /* [n_tokens]: the rows of one query, from attnres_inter */
+    const double *max;     /* [n_tokens]: the rows of one query, from attnres_inter */
     const float *sum;      /* [n_tokens] */
     const float *mix;      /* [n_tokens][dim] */
     attnres_input partial; /* [n_tokens][dim], the running sum; null data: there is none */
@@ -353,10 +354,10 @@ typedef struct attnres_bank {
     int has_partial;        /* the partial sum is not empty */
     float *partial;         /* [n_tokens][dim]: the running sum, in the slot after the blocks */
     float *blocks;          /* [capacity + 1][n_tokens][dim] */
-    float *inv_rms;         /* [capacity][n_tokens] */
+    double *inv_rms;        /* [capacity][n_tokens] */
     void *scratch;          /* of the mixes */
     attnres_input *sources; /* [capacity + 1] views of the slots */
-    const float **cached;   /* [capacity + 1]: the inverse RMS of stored blocks, null past them */
+    const double **cached;  /* [capacity + 1]: the inverse RMS of stored blocks, null past them */
     int may_read;           /* an output was added since the last read, or the pass has begun */
 } attnres_bank;
 
@@ -451,32 +452,26 @@ static float attnresi_exp(float x) {
     return y * attnresi_power_of_2(half) * attnresi_power_of_2(whole - half);
 }
 
-/* Adds 32 lanes in the one fixed order. */
-static float attnresi_add_lanes(float lane[32]) {
-    for (size_t apart = 16; apart >= 1; apart /= 2)
+#define ATTNRESI_LANES ((size_t)16)
+
+/* Adds the lanes of a sum in the one fixed order. */
+static float attnresi_add_lanes(float *lane) {
+    for (size_t apart = ATTNRESI_LANES / 2; apart >= 1; apart /= 2)
         for (size_t i = 0; i < apart; i++) lane[i] += lane[i + apart];
     return lane[0];
 }
 
-/* x . y in the fixed shape described under NUMERICS. */
-static float attnresi_dot(const float *x, const float *y, size_t n) {
-    float lane[32] = {0};
-    size_t i = 0;
-    for (; n - i >= 32; i += 32)
-        for (size_t l = 0; l < 32; l++) lane[l] = fmaf(x[i + l], y[i + l], lane[l]);
-    if (i < n) {
-        size_t rest = n - i;
-        for (size_t l = 0; l < rest; l++) lane[l] = fmaf(x[i + l], y[i + l], lane[l]);
-        for (size_t l = rest; l < 32; l++) lane[l] += 0.0f; /* the padding: turns -0 into +0 */
+/* Adds the products of n elements to a sum's lanes, element i to lane i % ATTNRESI_LANES; a last block that
+ * is short counts as padded with zeros, which turns a lane of -0 into +0. */
+static void attnresi_dot_lanes(const float *x, const float *y, size_t n, float *lane) {
+    for (size_t i = 0; i < n; i += ATTNRESI_LANES) {
+        size_t some = n - i < ATTNRESI_LANES ? n - i : ATTNRESI_LANES;
+        for (size_t l = 0; l < some; l++) lane[l] = fmaf(x[i + l], y[i + l], lane[l]);
+        for (size_t l = some; l < ATTNRESI_LANES; l++) lane[l] += 0.0f;
     }
-    return attnresi_add_lanes(lane);
 }
 
 /* ---- end of shared text ---- */
-
-/* Running sums of attnresi_dot's shape, for loops that make several at once: elements go in by
- * blocks of this many, then attnresi_add_lanes gives the total. */
-#define ATTNRESI_LANES ((size_t)32)
 
 static void attnresi_clear_lanes(float *lane) {
     for (size_t l = 0; l < ATTNRESI_LANES; l++) lane[l] = 0.0f;
@@ -487,14 +482,24 @@ static size_t attnresi_block(size_t dim, size_t i) {
     return dim - i < ATTNRESI_LANES ? dim - i : ATTNRESI_LANES;
 }
 
-static void attnresi_add_block(float *lane, const float *x, const float *y, size_t n) {
-    for (size_t l = 0; l < n; l++) lane[l] = fmaf(x[l], y[l], lane[l]);
-    for (size_t l = n; l < ATTNRESI_LANES; l++) lane[l] += 0.0f;
-}
-
-/* 1 / sqrt(mean + eps) of a row, from its sum of squares. */
+/* 1 / sqrt(mean + eps) of a mixed row, from its sum of squares. */
 static float attnresi_inverse_rms(float sum_of_squares, size_t dim, float eps) {
     return 1.0f / sqrtf(sum_of_squares / (float)dim + eps);
+}
+
+/* The same shape of sum in float64, for scores: see NUMERICS. Products of two floats are exact. */
+static void attnresi_wide_lanes(const float *x, const float *y, size_t n, double *lane) {
+    for (size_t l = 0; l < n; l++) lane[l] += (double)x[l] * (double)y[l];
+}
+
+static double attnresi_add_wide_lanes(double *lane) {
+    for (size_t apart = ATTNRESI_LANES / 2; apart >= 1; apart /= 2)
+        for (size_t i = 0; i < apart; i++) lane[i] += lane[i + apart];
+    return lane[0];
+}
+
+static double attnresi_wide_inverse_rms(double sum_of_squares, size_t dim, float eps) {
+    return 1.0 / sqrt(sum_of_squares / (double)dim + (double)eps);
 }
 
 /* ==== 6. Checks =============================================================================== */
@@ -552,6 +557,12 @@ static attnres_result attnresi_check_floats(const float *data, size_t rows, size
     if ((uintptr_t)data % sizeof(float) != 0) return ATTNRES_ERR_ALIGN;
     size_t bytes = attnresi_product(attnresi_product(rows, dim), sizeof(float));
     return bytes ? ATTNRES_OK : ATTNRES_ERR_SIZE;
+}
+
+static attnres_result attnresi_check_doubles(const double *data, size_t n) {
+    if (!data) return ATTNRES_ERR_NULL;
+    if ((uintptr_t)data % sizeof(double) != 0) return ATTNRES_ERR_ALIGN;
+    return attnresi_product(n, sizeof(double)) ? ATTNRES_OK : ATTNRES_ERR_SIZE;
 }
 
 /* A view of n_tokens rows, of a dim whose bytes are known to be addressable; neither is 0. */
@@ -625,15 +636,19 @@ static float *attnresi_take_floats(attnresi_arena *arena, size_t count) {
 
 /* What the scores of one token need. */
 typedef struct attnresi_work {
-    float *lanes;  /* [n_queries][ATTNRESI_LANES] */
-    float *scores; /* [n_queries][n_sources]; then their exponentials or weights, in place */
+    double *lanes;  /* [n_queries][ATTNRESI_LANES] */
+    double *scores; /* [n_queries][n_sources] */
+    float *weights; /* [n_queries][n_sources] exp(score - max), or that over the sum */
 } attnresi_work;
 
 static size_t attnresi_carve(size_t n_sources, size_t n_queries, void *memory,
                              attnresi_work *work) {
     attnresi_arena arena = attnresi_arena_on(memory);
-    work->lanes = attnresi_take_floats(&arena, attnresi_product(n_queries, ATTNRESI_LANES));
-    work->scores = attnresi_take_floats(&arena, attnresi_product(n_queries, n_sources));
+    size_t lanes = attnresi_product(n_queries, ATTNRESI_LANES);
+    size_t scores = attnresi_product(n_queries, n_sources);
+    work->lanes = (double *)attnresi_take(&arena, lanes, sizeof(double));
+    work->scores = (double *)attnresi_take(&arena, scores, sizeof(double));
+    work->weights = attnresi_take_floats(&arena, scores);
     return arena.used;
 }
 
@@ -656,12 +671,12 @@ static attnres_result attnresi_check_run(const attnres_run *run, size_t n_source
 typedef struct attnresi_scoring {
     const attnres_input *sources; /* [n_sources] */
     size_t n_sources;
-    const float *const *inv_rms; /* null, or [n_sources]: null or [n_tokens] */
+    const double *const *inv_rms; /* null, or [n_sources]: null or [n_tokens] */
     const float *const *queries; /* [n_queries] */
     size_t n_queries;
 } attnresi_scoring;
 
-static const float *attnresi_cached(const attnresi_scoring *in, size_t source) {
+static const double *attnresi_cached(const attnresi_scoring *in, size_t source) {
     return in->inv_rms ? in->inv_rms[source] : NULL;
 }
 
@@ -669,9 +684,9 @@ static attnres_result attnresi_check_scoring(const attnresi_scoring *in, size_t 
                                              size_t dim) {
     attnres_result result = in->sources ? ATTNRES_OK : ATTNRES_ERR_NULL;
     for (size_t j = 0; result == ATTNRES_OK && j < in->n_sources; j++) {
-        const float *cached = attnresi_cached(in, j);
+        const double *cached = attnresi_cached(in, j);
         result = attnresi_check_input(in->sources[j], n_tokens, dim);
-        if (result == ATTNRES_OK && cached) result = attnresi_check_floats(cached, n_tokens, 1);
+        if (result == ATTNRES_OK && cached) result = attnresi_check_doubles(cached, n_tokens);
     }
     if (result == ATTNRES_OK && !in->queries) result = ATTNRES_ERR_NULL;
     for (size_t q = 0; result == ATTNRES_OK && q < in->n_queries; q++)
@@ -690,65 +705,67 @@ static float *attnresi_output_row(attnres_output y, size_t token) {
 /* The lanes of query . row for each query and, unless squares is null, those of row . row: the row
  * is gone through once. */
 static void attnresi_row_lanes(const attnresi_scoring *in, size_t dim, const float *row,
-                               float *lanes, float *squares) {
-    for (size_t q = 0; q < in->n_queries; q++) attnresi_clear_lanes(lanes + q * ATTNRESI_LANES);
-    if (squares) attnresi_clear_lanes(squares);
+                               double *lanes, double *squares) {
+    for (size_t l = 0; l < in->n_queries * ATTNRESI_LANES; l++) lanes[l] = 0.0;
+    for (size_t l = 0; squares && l < ATTNRESI_LANES; l++) squares[l] = 0.0;
     for (size_t i = 0; i < dim; i += ATTNRESI_LANES) {
         size_t n = attnresi_block(dim, i);
-        if (squares) attnresi_add_block(squares, row + i, row + i, n);
+        if (squares) attnresi_wide_lanes(row + i, row + i, n, squares);
         for (size_t q = 0; q < in->n_queries; q++)
-            attnresi_add_block(lanes + q * ATTNRESI_LANES, in->queries[q] + i, row + i, n);
+            attnresi_wide_lanes(in->queries[q] + i, row + i, n, lanes + q * ATTNRESI_LANES);
     }
 }
 
 /* work->scores[q][j] of one token. */
 static void attnresi_score(const attnres_desc *desc, const attnresi_scoring *in, size_t token,
                            const attnresi_work *work) {
-    float scale = desc->scale > 0.0f ? desc->scale : 1.0f;
+    double scale = desc->scale > 0.0f ? (double)desc->scale : 1.0;
     for (size_t j = 0; j < in->n_sources; j++) {
-        const float *cached = attnresi_cached(in, j);
-        float squares[ATTNRESI_LANES];
+        const double *cached = attnresi_cached(in, j);
+        double squares[ATTNRESI_LANES];
         attnresi_row_lanes(in, desc->dim, attnresi_row(in->sources[j], token), work->lanes,
                            cached ? NULL : squares);
-        float inv_rms = cached ? cached[token]
-                               : attnresi_inverse_rms(attnresi_add_lanes(squares), desc->dim,
-                                                      desc->eps);
+        double inv_rms = cached ? cached[token]
+                                : attnresi_wide_inverse_rms(attnresi_add_wide_lanes(squares),
+                                                            desc->dim, desc->eps);
         for (size_t q = 0; q < in->n_queries; q++) {
-            float dot = attnresi_add_lanes(work->lanes + q * ATTNRESI_LANES);
+            double dot = attnresi_add_wide_lanes(work->lanes + q * ATTNRESI_LANES);
             /* The addition of 0 keeps this product from being contracted with the subtraction of
              * the maximum that follows. */
-            work->scores[q * in->n_sources + j] = fmaf(scale * dot, inv_rms, 0.0f);
+            work->scores[q * in->n_sources + j] = fma(scale * dot, inv_rms, 0.0);
         }
     }
 }
 
-/* Turns scores into exp(score - max) in place; gives the maximum and returns the sum. A NaN among
- * the scores is passed over in the maximum and comes out in the sum. */
-static float attnresi_exponentials(float *scores, size_t n, float *max) {
-    float largest = scores[0], sum = 0.0f;
+/* exp(score - max) of one query's scores; gives the maximum and returns the sum. A NaN among the
+ * scores is passed over in the maximum and comes out in the sum. */
+static float attnresi_exponentials(const double *scores, size_t n, float *weights, double *max) {
+    double largest = scores[0];
+    float sum = 0.0f;
     for (size_t j = 1; j < n; j++)
         if (scores[j] > largest) largest = scores[j];
     for (size_t j = 0; j < n; j++) {
-        scores[j] = attnresi_exp(scores[j] - largest);
+        weights[j] = attnresi_exp((float)(scores[j] - largest));
         /* exp ends in a product, but by a power of two: it rounds only subnormal results, which
          * vanish beside the largest score's 1. Contracted or not, the sum is the same. */
-        sum += scores[j];
+        sum += weights[j];
     }
     *max = largest;
     return sum;
 }
 
-/* The softmax of one token's scores, in work->scores. A single source has the weight 1, of whatever
+/* The softmax of one token's scores, in work->weights. A single source has the weight 1, of whatever
  * score: a model's first layer holds a query that means nothing. */
 static void attnresi_weigh(const attnres_desc *desc, const attnresi_scoring *in, size_t token,
                            const attnresi_work *work) {
     if (in->n_sources == 1) {
-        work->scores[0] = 1.0f;
+        work->weights[0] = 1.0f;
         return;
     }
     attnresi_score(desc, in, token, work);
-    float max, sum = attnresi_exponentials(work->scores, in->n_sources, &max);
-    for (size_t j = 0; j < in->n_sources; j++) work->scores[j] /= sum;
+    double max;
+    float sum = attnresi_exponentials(work->scores, in->n_sources, work->weights, &max);
+    for (size_t j = 0; j < in->n_sources; j++) work->weights[j] /= sum;
 }
 
 /* mixed[l] = sum over j of weights[j] source_j[first + l], for n elements of one token. */
@@ -771,7 +788,7 @@ static void attnresi_mix_row(const attnres_input *sources, size_t n_sources, con
     for (size_t i = 0; i < dim; i += ATTNRESI_LANES) {
         size_t n = attnresi_block(dim, i);
         attnresi_mix_block(sources, n_sources, weights, token, i, n, mixed);
-        if (norm.weight) attnresi_add_block(squares, mixed, mixed, n);
+        if (norm.weight) attnresi_dot_lanes(mixed, mixed, n, squares);
         memcpy(o + i, mixed, n * sizeof(float));
     }
     if (!norm.weight) return;
@@ -794,19 +811,22 @@ ATTNRES_API attnres_result attnres_fold_query(size_t dim, const float *norm_weig
 
 /* The same bits as attnresi_score finds beside its dot products. */
 static void attnresi_inverse_rms_of_rows(attnres_input x, size_t n_tokens, size_t dim, float eps,
-                                         float *inv_rms) {
+                                         double *inv_rms) {
     for (size_t t = 0; t < n_tokens; t++) {
         const float *row = attnresi_row(x, t);
-        inv_rms[t] = attnresi_inverse_rms(attnresi_dot(row, row, dim), dim, eps);
+        double lanes[ATTNRESI_LANES] = {0};
+        for (size_t i = 0; i < dim; i += ATTNRESI_LANES)
+            attnresi_wide_lanes(row + i, row + i, attnresi_block(dim, i), lanes);
+        inv_rms[t] = attnresi_wide_inverse_rms(attnresi_add_wide_lanes(lanes), dim, eps);
     }
 }
 
 ATTNRES_API attnres_result attnres_inverse_rms(const attnres_desc *desc, size_t n_tokens,
-                                               attnres_input source, float *inv_rms) {
+                                               attnres_input source, double *inv_rms) {
     attnres_result result = attnresi_check_desc(desc);
     if (result != ATTNRES_OK || n_tokens == 0) return result;
     result = attnresi_check_input(source, n_tokens, desc->dim);
-    if (result == ATTNRES_OK) result = attnresi_check_floats(inv_rms, n_tokens, 1);
+    if (result == ATTNRES_OK) result = attnresi_check_doubles(inv_rms, n_tokens);
     if (result != ATTNRES_OK) return result;
     attnresi_inverse_rms_of_rows(source, n_tokens, desc->dim, desc->eps, inv_rms);
     return ATTNRES_OK;
@@ -854,8 +874,8 @@ ATTNRES_API attnres_result attnres_mix(const attnres_desc *desc, const attnres_m
     attnresi_carve(n, 1, run->scratch, &work);
     for (size_t t = 0; t < args->n_tokens; t++) {
         attnresi_weigh(desc, &scoring, t, &work);
-        if (args->weights) memcpy(args->weights + t * n, work.scores, n * sizeof(float));
-        attnresi_mix_row(args->sources, n, work.scores, t, desc->dim, args->norm,
+        if (args->weights) memcpy(args->weights + t * n, work.weights, n * sizeof(float));
+        attnresi_mix_row(args->sources, n, work.weights, t, desc->dim, args->norm,
                          attnresi_output_row(args->o, t));
     }
     return ATTNRES_OK;
@@ -889,7 +909,7 @@ static attnres_result attnresi_check_inter(const attnres_desc *desc, const attnr
     size_t rows = attnresi_product(args->n_queries, args->n_tokens);
     result = attnresi_check_run(run, args->n_sources, args->n_queries);
     if (result == ATTNRES_OK) result = attnresi_check_scoring(&scoring, args->n_tokens, desc->dim);
-    if (result == ATTNRES_OK) result = attnresi_check_floats(args->max, rows, 1);
+    if (result == ATTNRES_OK) result = attnresi_check_doubles(args->max, rows);
     if (result == ATTNRES_OK) result = attnresi_check_floats(args->sum, rows, 1);
     if (result == ATTNRES_OK) result = attnresi_check_floats(args->mix, rows, desc->dim);
     return result;
@@ -906,10 +926,11 @@ ATTNRES_API attnres_result attnres_inter(const attnres_desc *desc, const attnres
     for (size_t t = 0; t < args->n_tokens; t++) {
         attnresi_score(desc, &scoring, t, &work);
         for (size_t q = 0; q < args->n_queries; q++) {
-            float *scores = work.scores + q * args->n_sources;
+            float *weights = work.weights + q * args->n_sources;
             size_t row = q * args->n_tokens + t;
-            args->sum[row] = attnresi_exponentials(scores, args->n_sources, &args->max[row]);
-            attnresi_mix_row(args->sources, args->n_sources, scores, t, desc->dim, no_norm,
+            args->sum[row] = attnresi_exponentials(work.scores + q * args->n_sources,
+                                                   args->n_sources, weights, &args->max[row]);
+            attnresi_mix_row(args->sources, args->n_sources, weights, t, desc->dim, no_norm,
                              args->mix + row * desc->dim);
         }
     }
@@ -922,7 +943,7 @@ static attnres_result attnresi_check_merge(const attnres_desc *desc,
     if (result != ATTNRES_OK) return result;
     if (!args) return ATTNRES_ERR_NULL;
     if (args->n_tokens == 0) return ATTNRES_OK;
-    result = attnresi_check_floats(args->max, args->n_tokens, 1);
+    result = attnresi_check_doubles(args->max, args->n_tokens);
     if (result == ATTNRES_OK) result = attnresi_check_floats(args->sum, args->n_tokens, 1);
     if (result == ATTNRES_OK) result = attnresi_check_floats(args->mix, args->n_tokens, desc->dim);
     if (result == ATTNRES_OK && args->partial.data) {
@@ -934,18 +955,19 @@ static attnres_result attnresi_check_merge(const attnres_desc *desc,
     return result;
 }
 
-static float attnresi_partial_score(const attnres_desc *desc, const attnres_merge_args *args,
-                                    size_t token) {
+static double attnresi_partial_score(const attnres_desc *desc, const attnres_merge_args *args,
+                                     size_t token) {
     attnresi_scoring scoring;
     scoring.sources = &args->partial;
     scoring.n_sources = 1;
     scoring.inv_rms = NULL;
     scoring.queries = &args->query;
     scoring.n_queries = 1;
-    float lanes[ATTNRESI_LANES], score;
+    double lanes[ATTNRESI_LANES], score;
     attnresi_work work;
     work.lanes = lanes;
     work.scores = &score;
+    work.weights = NULL;
     attnresi_score(desc, &scoring, token, &work);
     return score;
 }
@@ -957,9 +979,10 @@ static void attnresi_merge_weights(const attnres_desc *desc, const attnres_merge
         weights[0] = 1.0f / args->sum[token];
         return;
     }
-    float score = attnresi_partial_score(desc, args, token), stored = args->max[token];
-    float max = score > stored ? score : stored;
-    float of_stored = attnresi_exp(stored - max), of_partial = attnresi_exp(score - max);
+    double score = attnresi_partial_score(desc, args, token), stored = args->max[token];
+    double max = score > stored ? score : stored;
+    float of_stored = attnresi_exp((float)(stored - max));
+    float of_partial = attnresi_exp((float)(score - max));
     float sum = fmaf(of_stored, args->sum[token], of_partial);
     weights[0] = of_stored / sum;
     weights[1] = of_partial / sum;
@@ -1018,9 +1041,10 @@ static size_t attnresi_carve_bank(const attnres_bank_desc *desc, void *memory, a
     size_t capacity = attnres_bank_capacity(desc), slots = capacity + 1;
     size_t slot = attnresi_product(desc->n_tokens, desc->dim);
     bank->sources = (attnres_input *)attnresi_take(&arena, slots, sizeof(attnres_input));
-    bank->cached = (const float **)attnresi_take(&arena, slots, sizeof(const float *));
+    bank->cached = (const double **)attnresi_take(&arena, slots, sizeof(const double *));
     bank->blocks = attnresi_take_floats(&arena, attnresi_product(slots, slot));
-    bank->inv_rms = attnresi_take_floats(&arena, attnresi_product(capacity, desc->n_tokens));
+    bank->inv_rms = (double *)attnresi_take(&arena, attnresi_product(capacity, desc->n_tokens),
+                                            sizeof(double));
     bank->scratch = attnresi_take(&arena, attnresi_work_bytes(slots, 1), 1);
     return arena.used;
 }
@@ -1078,7 +1102,7 @@ ATTNRES_API attnres_result attnres_bank_start(attnres_bank *bank, size_t n_token
 /* The partial sum becomes a block where it lies, and the next slot is to take the next sum. What
  * that slot holds does not matter: the first output is copied there, not added. */
 static void attnresi_bank_store(attnres_bank *bank) {
-    float *inv_rms = bank->inv_rms + bank->n_blocks * bank->n_tokens;
+    double *inv_rms = bank->inv_rms + bank->n_blocks * bank->n_tokens;
     attnresi_inverse_rms_of_rows(bank->sources[bank->n_blocks], bank->n_tokens, bank->desc.dim,
                                  bank->desc.eps, inv_rms);
     bank->cached[bank->n_blocks] = inv_rms;
@@ -1094,7 +1118,7 @@ static attnres_result attnresi_bank_mix(attnres_bank *bank, const float *query, 
     args.n_tokens = bank->n_tokens;
     args.sources = bank->sources;
     args.n_sources = bank->n_blocks + 1;
-    args.inv_rms = (const float *const *)bank->cached;
+    args.inv_rms = (const double *const *)bank->cached;
     args.query = query;
     args.norm = norm;
     args.o = o;

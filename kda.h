@@ -112,9 +112,9 @@ NUMERICS
     * All arithmetic is IEEE float32 with fused multiply-add. exp, sigmoid and softplus are the
       header's own (at most 2 ulp from the exact value, exp(-inf) = 0); 1/sqrt(x) is a division by
       a correctly rounded square root.
-    * A sum over n elements has one fixed shape: 32 running lanes, element i goes to lane i % 32 by
-      fused multiply-add in order of i, the last 32 padded with zeros; then lanes 16 apart are
-      added, then 8, 4, 2, 1.
+    * A sum over n elements has one fixed shape: 16 running lanes, element i goes to lane i % 16 by
+      fused multiply-add in order of i, the last 16 padded with zeros; then lanes 8 apart are
+      added, then 4, 2, 1.
     * The recurrent path gives the same bits however the tokens are split into calls and whatever
       else is in the batch. The chunked path does so across calls split at multiples of KDA_CHUNK.
       The two paths differ from each other by rounding only.
@@ -433,28 +433,33 @@ static float kdai_exp(float x) {
     return y * kdai_power_of_2(half) * kdai_power_of_2(whole - half);
 }
 
-/* Adds 32 lanes in the one fixed order. */
-static float kdai_add_lanes(float lane[32]) {
-    for (size_t apart = 16; apart >= 1; apart /= 2)
+#define KDAI_LANES ((size_t)16)
+
+/* Adds the lanes of a sum in the one fixed order. */
+static float kdai_add_lanes(float *lane) {
+    for (size_t apart = KDAI_LANES / 2; apart >= 1; apart /= 2)
         for (size_t i = 0; i < apart; i++) lane[i] += lane[i + apart];
     return lane[0];
 }
 
-/* x . y in the fixed shape described under NUMERICS. */
-static float kdai_dot(const float *x, const float *y, size_t n) {
-    float lane[32] = {0};
-    size_t i = 0;
-    for (; n - i >= 32; i += 32)
-        for (size_t l = 0; l < 32; l++) lane[l] = fmaf(x[i + l], y[i + l], lane[l]);
-    if (i < n) {
-        size_t rest = n - i;
-        for (size_t l = 0; l < rest; l++) lane[l] = fmaf(x[i + l], y[i + l], lane[l]);
-        for (size_t l = rest; l < 32; l++) lane[l] += 0.0f; /* the padding: turns -0 into +0 */
+/* Adds the products of n elements to a sum's lanes, element i to lane i % KDAI_LANES; a last block that
+ * is short counts as padded with zeros, which turns a lane of -0 into +0. */
+static void kdai_dot_lanes(const float *x, const float *y, size_t n, float *lane) {
+    for (size_t i = 0; i < n; i += KDAI_LANES) {
+        size_t some = n - i < KDAI_LANES ? n - i : KDAI_LANES;
+        for (size_t l = 0; l < some; l++) lane[l] = fmaf(x[i + l], y[i + l], lane[l]);
+        for (size_t l = some; l < KDAI_LANES; l++) lane[l] += 0.0f;
     }
-    return kdai_add_lanes(lane);
 }
 
 /* ---- end of shared text ---- */
+
+/* x . y in the fixed shape described under NUMERICS. */
+static float kdai_dot(const float *x, const float *y, size_t n) {
+    float lane[KDAI_LANES] = {0};
+    kdai_dot_lanes(x, y, n, lane);
+    return kdai_add_lanes(lane);
+}
 
 KDA_API float kda_exp(float x) {
     return kdai_exp(x);
