@@ -1025,6 +1025,7 @@ static kda_result kdai_check_state(const kda_desc *desc, const void *state, cons
 }
 
 KDA_API kda_result kda_state_clear(const kda_desc *desc, void *state) {
+    if (!state) return KDA_ERR_NULL;
     kda_result result = kdai_check_state(desc, state, state);
     if (result != KDA_OK) return result;
     memset(state, 0, kda_state_bytes(desc));

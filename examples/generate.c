@@ -1,0 +1,566 @@
+/* generate.c - continues a prompt with a checkpoint, or writes down what the model computed.
+ *
+ *     build/generate MODEL_DIR --prompt "In the beginning" --generate 200 --temperature 0.8
+ *     build/generate MODEL_DIR --tokens ids.txt --logits logits.f32
+ *
+ * Arguments, files and printing are here; the model is in hybrid.h. Exit status: 0, or 1 for bad
+ * input, or 2 for bad usage, with one line on stderr.
+ */
+#define HYBRID_IMPLEMENTATION
+#include "hybrid.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#if JSON_POSIX
+#include <sys/stat.h>
+#endif
+
+static const char help[] =
+    "usage: generate MODEL_DIR (--tokens FILE | --prompt TEXT) [options]\n"
+    "\n"
+    "MODEL_DIR holds config.json and model.safetensors (or shards with an index).\n"
+    "\n"
+    "input\n"
+    "  --tokens FILE       token ids, separated by white space; - is standard input\n"
+    "  --prompt TEXT       the bytes of a text, each the id of its value (this version\n"
+    "                      reads no tokenizer)\n"
+    "  --split N           feed the input N tokens at a time (default: all at once)\n"
+    "\n"
+    "output\n"
+    "  --generate N        tokens to generate (default 64): ids after --tokens, text after\n"
+    "                      --prompt, where an id above 255 is written <id>. An end-of-text\n"
+    "                      id does not stop it.\n"
+    "  --logits FILE       write float32 logits, little-endian, a row of vocab_size for\n"
+    "                      each input token, and generate nothing\n"
+    "  --dump-layers FILE  write safetensors: `hidden`, F32 [layers + 1, tokens, hidden],\n"
+    "                      the running sum after the embedding and after each layer, for\n"
+    "                      each input token\n"
+    "\n"
+    "choice of each token\n"
+    "  --temperature X     0 takes the most likely, the lower id among equals (default 0)\n"
+    "  --top-k N           draw from the N most likely; 0 means all (default 0)\n"
+    "  --top-p X           draw from the most likely that hold X of the probability\n"
+    "                      (default 1)\n"
+    "  --seed N            of the draws (default 1)\n"
+    "\n"
+    "how to run\n"
+    "  --threads N         at least 1. This version works in one thread; results do not\n"
+    "                      depend on it\n"
+    "  --isa NAME          auto or scalar, which are the same in this version\n"
+    "  --help              this text\n"
+    "\n"
+    "Speed and memory go to standard error. Exit status: 1 for bad input, 2 for bad usage.\n";
+
+/* ---- Arguments ---- */
+
+typedef struct options {
+    const char *model, *tokens, *prompt, *logits, *dump;
+    size_t generate, split;
+    size_t threads; /* checked, not used: the work is serial */
+    double temperature, top_p;
+    size_t top_k;
+    uint64_t seed;
+    bool help;
+} options;
+
+typedef enum option_kind { TEXT, SIZE, SEED, REAL, ISA } option_kind;
+
+/* The options that take a value, and where it goes. */
+static const struct option {
+    const char *name;
+    option_kind kind;
+    size_t place;     /* in `options` */
+    double low, high; /* SIZE: low only; REAL: both */
+} option_list[] = {
+    {"--tokens", TEXT, offsetof(options, tokens), 0, 0},
+    {"--prompt", TEXT, offsetof(options, prompt), 0, 0},
+    {"--split", SIZE, offsetof(options, split), 1, 0},
+    {"--generate", SIZE, offsetof(options, generate), 0, 0},
+    {"--logits", TEXT, offsetof(options, logits), 0, 0},
+    {"--dump-layers", TEXT, offsetof(options, dump), 0, 0},
+    {"--temperature", REAL, offsetof(options, temperature), 0, 1e6},
+    {"--top-k", SIZE, offsetof(options, top_k), 0, 0},
+    {"--top-p", REAL, offsetof(options, top_p), 1e-9, 1},
+    {"--seed", SEED, offsetof(options, seed), 0, 0},
+    {"--threads", SIZE, offsetof(options, threads), 1, 0},
+    {"--isa", ISA, 0, 0, 0},
+};
+
+static const struct option *find_option(const char *name) {
+    for (size_t i = 0; i < sizeof option_list / sizeof *option_list; i++)
+        if (strcmp(name, option_list[i].name) == 0) return &option_list[i];
+    return NULL;
+}
+
+static bool parse_integer(const char *name, const char *text, uint64_t low, uint64_t high,
+                          uint64_t *value, error *e) {
+    char *end = NULL;
+    errno = 0;
+    unsigned long long number = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || number < low || number > high)
+        return error_set(e, "%s: expected an integer from %llu to %llu, found \"%.40s\"", name,
+                         (unsigned long long)low, (unsigned long long)high, text);
+    *value = number;
+    return true;
+}
+
+static bool parse_size(const char *name, const char *text, double low, size_t *value, error *e) {
+    uint64_t number = 0;
+    bool ok = parse_integer(name, text, (uint64_t)low, SIZE_MAX / 2, &number, e);
+    *value = (size_t)number;
+    return ok;
+}
+
+static bool parse_real(const char *name, const char *text, double low, double high, double *value,
+                       error *e) {
+    char *end = NULL;
+    *value = strtod(text, &end);
+    if (end != text && *end == '\0' && *value >= low && *value <= high) return true;
+    return error_set(e, "%s: expected a number from %g to %g, found \"%.40s\"", name, low, high,
+                     text);
+}
+
+static bool parse_isa(const char *text, error *e) {
+    if (strcmp(text, "auto") == 0 || strcmp(text, "scalar") == 0) return true;
+    return error_set(e, "--isa: expected auto or scalar, found \"%.40s\"", text);
+}
+
+static bool parse_option(const struct option *option, options *o, const char *text, error *e) {
+    const char *name = option->name;
+    void *place = (char *)o + option->place;
+    switch (option->kind) {
+    case TEXT:
+        *(const char **)place = text;
+        return true;
+    case SIZE:
+        return parse_size(name, text, option->low, (size_t *)place, e);
+    case SEED:
+        return parse_integer(name, text, 0, UINT64_MAX, (uint64_t *)place, e);
+    case REAL:
+        return parse_real(name, text, option->low, option->high, (double *)place, e);
+    case ISA:
+        return parse_isa(text, e);
+    }
+    return false;
+}
+
+static bool parse_arguments(options *o, int argc, char **argv, error *e) {
+    memset(o, 0, sizeof *o);
+    o->generate = 64, o->split = SIZE_MAX, o->threads = 1, o->top_p = 1, o->seed = 1;
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i];
+        if (strcmp(name, "--help") == 0) return o->help = true;
+        if (name[0] != '-') {
+            if (o->model) return error_set(e, "expected one MODEL_DIR, found \"%.80s\" too", name);
+            o->model = name;
+        } else if (!find_option(name)) {
+            return error_set(e, "unknown option \"%.80s\"", name);
+        } else if (i + 1 == argc) {
+            return error_set(e, "%s: expected a value after it", name);
+        } else if (!parse_option(find_option(name), o, argv[++i], e)) {
+            return false;
+        }
+    }
+    if (!o->model) return error_set(e, "expected a MODEL_DIR");
+    if (!o->tokens == !o->prompt) return error_set(e, "expected one of --tokens and --prompt");
+    if (o->logits) o->generate = 0;
+    return true;
+}
+
+/* ---- Input ---- */
+
+typedef struct token_list {
+    uint32_t *ids;
+    size_t n, room;
+} token_list;
+
+static bool append(token_list *list, uint32_t id, error *e) {
+    if (list->n == list->room) {
+        size_t room = list->room ? 2 * list->room : 256;
+        uint32_t *ids = room <= SIZE_MAX / 2 / sizeof *ids
+                            ? (uint32_t *)realloc(list->ids, room * sizeof *ids)
+                            : NULL;
+        if (!ids) return error_set(e, "no memory for %zu tokens", room);
+        list->ids = ids;
+        list->room = room;
+    }
+    list->ids[list->n++] = id;
+    return true;
+}
+
+/* Reads up to the end of a word, at most size - 1 bytes of it; 0 at the end of the file. */
+static size_t read_word(FILE *file, char *word, size_t size) {
+    size_t n = 0;
+    int c = getc(file);
+    while (c == ' ' || (c >= '\t' && c <= '\r'))
+        c = getc(file);
+    for (; c != EOF && c != ' ' && !(c >= '\t' && c <= '\r'); c = getc(file))
+        if (n + 1 < size) word[n++] = (char)(c ? c : '?');
+    word[n] = '\0';
+    return n;
+}
+
+static bool read_ids(FILE *file, const char *path, token_list *list, error *e) {
+    char word[32], what[300];
+    while (read_word(file, word, sizeof word) > 0) {
+        uint64_t id = 0;
+        snprintf(what, sizeof what, "%.250s: token %zu", path, list->n + 1);
+        if (!parse_integer(what, word, 0, UINT32_MAX, &id, e) || !append(list, (uint32_t)id, e))
+            return false;
+    }
+    if (ferror(file)) return error_set(e, "%s: cannot read: %s", path, strerror(errno));
+    return true;
+}
+
+static bool read_tokens(const char *path, token_list *list, error *e) {
+    if (strcmp(path, "-") == 0) return read_ids(stdin, "standard input", list, e);
+    FILE *file = fopen(path, "rb");
+    if (!file) return error_set(e, "%s: cannot open: %s", path, strerror(errno));
+    bool ok = read_ids(file, path, list, e);
+    fclose(file);
+    return ok;
+}
+
+/* The bytes of a text. A model with a tokenizer would not understand them. */
+static bool read_prompt(const options *o, token_list *list, error *e) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/tiktoken.model", o->model);
+    FILE *tokenizer = fopen(path, "rb");
+    if (tokenizer) {
+        fclose(tokenizer);
+        return error_set(e,
+                         "%s: expected no tokenizer with --prompt, which this version turns into "
+                         "bytes; give ids with --tokens",
+                         path);
+    }
+    for (const char *c = o->prompt; *c; c++)
+        if (!append(list, (unsigned char)*c, e)) return false;
+    return true;
+}
+
+static bool read_input(const options *o, token_list *list, error *e) {
+    if (!(o->tokens ? read_tokens(o->tokens, list, e) : read_prompt(o, list, e))) return false;
+    return list->n > 0 || error_set(e, "%s: expected a token or more, found none",
+                                    o->tokens ? o->tokens : "--prompt");
+}
+
+/* ---- Output files ---- */
+
+/* A file appears under its name when it is complete; until then it is NAME.part. What is there and
+ * no regular file (a pipe, a device) is written to directly. */
+typedef struct output {
+    const char *path;
+    char part[4096];
+    FILE *file;
+} output;
+
+static bool is_special(const char *path) {
+#if JSON_POSIX
+    struct stat status;
+    return stat(path, &status) == 0 && !S_ISREG(status.st_mode);
+#else
+    (void)path;
+    return false;
+#endif
+}
+
+static bool output_open(output *out, const char *path, error *e) {
+    const char *suffix = is_special(path) ? "" : ".part";
+    out->path = path;
+    int n = snprintf(out->part, sizeof out->part, "%s%s", path, suffix);
+    if (n < 0 || (size_t)n >= sizeof out->part)
+        return error_set(e, "%.60s...: expected a shorter path", path);
+    out->file = fopen(out->part, "wb");
+    return out->file || error_set(e, "%s: cannot write: %s", out->part, strerror(errno));
+}
+
+/* Little-endian on every machine. */
+static bool output_floats(output *out, const float *values, size_t n, error *e) {
+    unsigned char bytes[4096];
+    for (size_t first = 0, count; first < n; first += count) {
+        count = n - first < sizeof bytes / 4 ? n - first : sizeof bytes / 4;
+        for (size_t i = 0; i < count; i++) {
+            uint32_t bits;
+            memcpy(&bits, &values[first + i], sizeof bits);
+            for (size_t b = 0; b < 4; b++)
+                bytes[4 * i + b] = (unsigned char)(bits >> 8 * b);
+        }
+        if (fwrite(bytes, 4, count, out->file) != count)
+            return error_set(e, "%s: cannot write: %s", out->part, strerror(errno));
+    }
+    return true;
+}
+
+/* Ends a file; `ok`: all of it has been written. On failure nothing is left of it. */
+static bool output_close(output *out, bool ok, error *e) {
+    bool whole = strcmp(out->part, out->path) == 0;
+    if (!out->file) return ok;
+    if (fclose(out->file) != 0 && ok)
+        ok = error_set(e, "%s: cannot write: %s", out->part, strerror(errno));
+    out->file = NULL;
+    if (ok && !whole && rename(out->part, out->path) != 0)
+        ok = error_set(e, "%s: cannot rename %s: %s", out->path, out->part, strerror(errno));
+    if (!ok && !whole) remove(out->part);
+    return ok;
+}
+
+/* A safetensors file of one tensor: hidden [layers][tokens][dim]. */
+static bool write_hidden(const char *path, const float *hidden, size_t layers, size_t tokens,
+                         size_t dim, error *e) {
+    output out = {path, "", NULL};
+    char header[256];
+    int n = snprintf(header, sizeof header,
+                     "{\"hidden\":{\"dtype\":\"F32\",\"shape\":[%zu,%zu,%zu],"
+                     "\"data_offsets\":[0,%zu]}}",
+                     layers, tokens, dim, layers * tokens * dim * 4);
+    size_t length = ((size_t)n + 7) / 8 * 8; /* padded with spaces: the data starts aligned */
+    memset(header + n, ' ', length - (size_t)n);
+    bool ok = output_open(&out, path, e);
+    for (size_t b = 0; b < 8 && ok; b++)
+        putc((int)(length >> 8 * b & 255), out.file);
+    if (ok && fwrite(header, 1, length, out.file) != length)
+        ok = error_set(e, "%s: cannot write: %s", out.part, strerror(errno));
+    ok = ok && output_floats(&out, hidden, layers * tokens * dim, e);
+    return output_close(&out, ok, e);
+}
+
+/* ---- Choosing a token ---- */
+
+typedef struct candidate {
+    float logit;
+    uint32_t id;
+    double weight; /* its probability, but for a factor */
+} candidate;
+
+typedef struct sampler {
+    double temperature, top_p;
+    size_t top_k;
+    uint64_t random;       /* never 0 */
+    candidate *candidates; /* [vocab] */
+} sampler;
+
+static double next_uniform(sampler *s) { /* xorshift64*, in [0, 1) */
+    s->random ^= s->random >> 12;
+    s->random ^= s->random << 25;
+    s->random ^= s->random >> 27;
+    return (double)(s->random * 0x2545F4914F6CDD1Du >> 11) * 0x1p-53;
+}
+
+static int by_logit(const void *a, const void *b) {
+    const candidate *x = (const candidate *)a, *y = (const candidate *)b;
+    if (x->logit != y->logit) return x->logit > y->logit ? -1 : 1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+static uint32_t most_likely(const float *logits, size_t vocab) {
+    size_t best = 0;
+    for (size_t i = 1; i < vocab; i++)
+        if (logits[i] > logits[best]) best = i;
+    return (uint32_t)best;
+}
+
+/* All candidates, the most likely first. */
+static void rank(sampler *s, const float *logits, size_t vocab) {
+    for (size_t i = 0; i < vocab; i++) {
+        s->candidates[i].id = (uint32_t)i;
+        s->candidates[i].logit = isnan(logits[i]) ? -HUGE_VALF : logits[i]; /* NaN has no order */
+    }
+    qsort(s->candidates, vocab, sizeof *s->candidates, by_logit);
+}
+
+static uint32_t draw(sampler *s, const float *logits, size_t vocab) {
+    size_t n = s->top_k > 0 && s->top_k < vocab ? s->top_k : vocab, kept = 0;
+    candidate *list = s->candidates;
+    double total = 0, held = 0;
+    rank(s, logits, vocab);
+    for (size_t i = 0; i < n; i++) {
+        list[i].weight = exp(((double)list[i].logit - (double)list[0].logit) / s->temperature);
+        total += list[i].weight;
+    }
+    while (kept < n && held < s->top_p * total)
+        held += list[kept++].weight;
+    double left = next_uniform(s) * held;
+    for (size_t i = 0; i < kept; i++) {
+        left -= list[i].weight;
+        if (left < 0) return list[i].id;
+    }
+    return list[kept ? kept - 1 : 0].id; /* rounding, or nothing finite to draw from */
+}
+
+static uint32_t choose(sampler *s, const float *logits, size_t vocab) {
+    return s->temperature > 0 ? draw(s, logits, vocab) : most_likely(logits, vocab);
+}
+
+/* ---- The run ---- */
+
+typedef struct run {
+    const options *o;
+    hybrid_model model;
+    hybrid_session session;
+    token_list input;
+    float *logits; /* [HYBRID_BLOCK][vocab] with --logits, else [vocab] */
+    float *hidden; /* [layers + 1][input.n][hidden] with --dump-layers */
+    output out;    /* of --logits */
+    sampler sampling;
+    double prompt_seconds, generate_seconds;
+} run;
+
+static double seconds(void) {
+    struct timespec now;
+    timespec_get(&now, TIME_UTC);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static bool allocate(void **memory, size_t a, size_t b, size_t size, error *e) {
+    size_t most = SIZE_MAX / 2 / size;
+    *memory = b == 0 || a <= most / b ? malloc(a * b * size) : NULL;
+    return *memory || error_set(e, "no memory for %zu times %zu numbers", a, b);
+}
+
+static bool prepare(run *r, error *e) {
+    const options *o = r->o;
+    if (!hybrid_open(&r->model, o->model, e) || !read_input(o, &r->input, e)) return false;
+    const hybrid_config *c = &r->model.config;
+    if (o->generate > SIZE_MAX / 2 - r->input.n)
+        return error_set(e, "--generate: %zu tokens cannot be counted", o->generate);
+    if (!hybrid_session_open(&r->session, &r->model, r->input.n + o->generate, 0, e) ||
+        !hybrid_check_tokens(&r->session, r->input.ids, r->input.n, e))
+        return false;
+    void *logits, *candidates, *hidden = NULL;
+    bool ok = allocate(&logits, o->logits ? HYBRID_BLOCK : 1, c->vocab_size, sizeof(float), e);
+    r->logits = (float *)logits;
+    ok = ok && allocate(&candidates, c->vocab_size, 1, sizeof(candidate), e);
+    if (!ok) return false;
+    r->sampling.candidates = (candidate *)candidates;
+    r->sampling.temperature = o->temperature;
+    r->sampling.top_k = o->top_k;
+    r->sampling.top_p = o->top_p;
+    r->sampling.random = o->seed * 0x9E3779B97F4A7C15u + 0xD1B54A32D192ED03u;
+    if (r->sampling.random == 0) r->sampling.random = 1;
+    if (o->dump)
+        ok = allocate(&hidden, (c->n_layers + 1) * c->hidden_size, r->input.n, sizeof(float), e);
+    r->hidden = (float *)hidden;
+    return ok;
+}
+
+/* One piece of the input, no longer than what a session takes in one go. */
+static bool feed_piece(run *r, size_t first, size_t n, error *e) {
+    const hybrid_config *c = &r->model.config;
+    hybrid_want want;
+    memset(&want, 0, sizeof want);
+    if (r->o->logits)
+        want.logits = r->logits;
+    else if (first + n == r->input.n)
+        want.last_logits = r->logits;
+    if (r->hidden) want.hidden = r->hidden + first * c->hidden_size;
+    want.hidden_stride = r->input.n * c->hidden_size;
+    if (!hybrid_forward(&r->session, r->input.ids + first, n, &want, e)) return false;
+    return !r->o->logits || output_floats(&r->out, r->logits, n * c->vocab_size, e);
+}
+
+/* The input in slices of --split tokens. A slice goes in pieces of the session's block size, as the
+ * session itself would cut it: this bounds the logits held at a time and changes no bit. */
+static bool feed(run *r, error *e) {
+    double start = seconds();
+    for (size_t first = 0, slice = 0; first < r->input.n;) {
+        size_t n = r->input.n - first < HYBRID_BLOCK ? r->input.n - first : HYBRID_BLOCK;
+        if (n > r->o->split - slice) n = r->o->split - slice;
+        if (!feed_piece(r, first, n, e)) return false;
+        first += n;
+        slice = slice + n < r->o->split ? slice + n : 0;
+    }
+    r->prompt_seconds = seconds() - start;
+    return true;
+}
+
+/* A generated token, at once. */
+static void emit(const run *r, uint32_t id, bool first) {
+    if (r->o->tokens)
+        printf("%s%lu", first ? "" : " ", (unsigned long)id);
+    else if (id < 256)
+        putchar((int)id);
+    else
+        printf("<%lu>", (unsigned long)id);
+    fflush(stdout);
+}
+
+static bool generate(run *r, error *e) {
+    double start = seconds();
+    hybrid_want want;
+    memset(&want, 0, sizeof want);
+    want.last_logits = r->logits;
+    for (size_t i = 0; i < r->o->generate; i++) {
+        uint32_t id = choose(&r->sampling, r->logits, r->model.config.vocab_size);
+        emit(r, id, i == 0);
+        if (i + 1 < r->o->generate && !hybrid_forward(&r->session, &id, 1, &want, e)) return false;
+    }
+    if (r->o->tokens && r->o->generate > 0) putchar('\n'); /* a text is its bytes and no more */
+    r->generate_seconds = seconds() - start;
+    if (fflush(stdout) != 0 || ferror(stdout))
+        return error_set(e, "standard output: cannot write: %s", strerror(errno));
+    return true;
+}
+
+static void report_speed(const char *what, size_t n, double time) {
+    fprintf(stderr, "%s: %zu tokens in %.3f s, %.1f tokens/s\n", what, n, time,
+            time > 0 ? (double)n / time : 0.0);
+}
+
+static void report(const run *r) {
+    size_t n = r->session.n_tokens;
+    hybrid_sizes sizes = hybrid_memory_sizes(&r->model, n);
+    report_speed("prompt", r->input.n, r->prompt_seconds);
+    if (r->o->generate > 0) report_speed("generation", r->o->generate, r->generate_seconds);
+    fprintf(stderr, "memory: KDA state %.0f bytes, convolution windows %.0f bytes\n", sizes.states,
+            sizes.windows);
+    fprintf(stderr,
+            "memory: latent cache %.0f bytes for %zu tokens, %.0f bytes if every layer were full "
+            "attention\n",
+            sizes.latents, n, sizes.full_attention);
+}
+
+static bool run_all(run *r, error *e) {
+    const hybrid_config *c = &r->model.config;
+    if (!prepare(r, e)) return false;
+    if (r->o->logits && !output_open(&r->out, r->o->logits, e)) return false;
+    bool ok = feed(r, e);
+    if (r->o->logits && !output_close(&r->out, ok, e)) return false;
+    if (r->hidden && ok)
+        ok = write_hidden(r->o->dump, r->hidden, c->n_layers + 1, r->input.n, c->hidden_size, e);
+    ok = ok && generate(r, e);
+    if (ok) report(r);
+    return ok;
+}
+
+static void release(run *r) {
+    hybrid_session_close(&r->session);
+    hybrid_close(&r->model);
+    free(r->input.ids);
+    free(r->logits);
+    free(r->hidden);
+    free(r->sampling.candidates);
+}
+
+int main(int argc, char **argv) {
+    options o;
+    error e;
+    run r;
+    if (!parse_arguments(&o, argc, argv, &e)) {
+        fprintf(stderr, "generate: %s (--help tells more)\n", e.text);
+        return 2;
+    }
+    if (o.help) return fputs(help, stdout) < 0 || fflush(stdout) != 0;
+    memset(&r, 0, sizeof r);
+    r.o = &o;
+    bool ok = run_all(&r, &e);
+    if (!ok) fprintf(stderr, "generate: %s\n", e.text);
+    release(&r);
+    return ok ? 0 : 1;
+}

@@ -1,0 +1,374 @@
+/* test_generate.c - the program's contract: what it prints and writes, and how it refuses. Runs
+ * $BUILD/generate (build/generate), from the repository root. */
+#define SAFETENSORS_IMPLEMENTATION
+#include "../examples/safetensors.h"
+
+#include "model.h"
+
+#include <sys/wait.h>
+
+static const struct {
+    const char *directory;
+    double bound;
+} models[] = {{MODELS "kimi-linear-tiny", 6e-6}, {MODELS "kimi-k3-tiny", 5e-5}};
+#define N_MODELS (sizeof models / sizeof *models)
+#define LINEAR_TINY MODELS "kimi-linear-tiny"
+
+static char work[300]; /* directory of what the tests write */
+
+/* What a run of the program left. */
+typedef struct outcome {
+    int status; /* of the exit; -1: it ended otherwise */
+    char *out, *err;
+    size_t n_out, n_err;
+} outcome;
+
+/* Runs it with arguments as a shell reads them. WORK in them stands for the work directory. */
+static outcome run(const char *arguments) {
+    char command[4096], expanded[3000];
+    const char *build = getenv("BUILD"), *mark;
+    size_t n = 0;
+    for (; (mark = strstr(arguments, "WORK")) != NULL; arguments = mark + 4)
+        n += (size_t)sprintf(expanded + n, "%.*s%s", (int)(mark - arguments), arguments, work);
+    sprintf(expanded + n, "%s", arguments);
+    snprintf(command, sizeof command, "%s/generate %s >%s/out 2>%s/err", build ? build : "build",
+             expanded, work, work);
+    outcome o;
+    int status = system(command);
+    o.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    o.out = read_file(work, "out", &o.n_out);
+    o.err = read_file(work, "err", &o.n_err);
+    return o;
+}
+
+static void outcome_free(outcome *o) {
+    free(o->out), free(o->err);
+}
+
+/* A run that must be refused: that status, nothing on standard output, one line on standard error
+ * that begins with the program's name and contains `part`. */
+static void check_refused(const char *arguments, int status, const char *part) {
+    outcome o = run(arguments);
+    CHECK_MSG(o.status == status, "%s: status %d: %s", arguments, o.status, o.err);
+    CHECK_MSG(o.n_out == 0, "%s: printed \"%s\"", arguments, o.out);
+    CHECK_MSG(strncmp(o.err, "generate: ", 10) == 0, "%s: %s", arguments, o.err);
+    CHECK_MSG(strchr(o.err, '\n') == o.err + o.n_err - 1, "%s: not one line: %s", arguments, o.err);
+    CHECK_MSG(strstr(o.err, part), "%s: no \"%s\" in: %s", arguments, part, o.err);
+    outcome_free(&o);
+}
+
+/* A run that must succeed. */
+static outcome run_ok(const char *arguments) {
+    outcome o = run(arguments);
+    CHECK_MSG(o.status == 0, "%s: status %d: %s", arguments, o.status, o.err);
+    return o;
+}
+
+static void write_ids(const char *name, const uint32_t *ids, size_t n) {
+    char *text = (char *)test_alloc(12 * n + 1);
+    size_t length = 0;
+    for (size_t i = 0; i < n; i++)
+        length +=
+            (size_t)sprintf(text + length, "%lu%c", (unsigned long)ids[i], i % 9 ? ' ' : '\n');
+    write_file(work, name, text, length);
+    free(text);
+}
+
+static bool exists(const char *name) {
+    char path[400];
+    snprintf(path, sizeof path, "%s/%s", work, name);
+    FILE *file = fopen(path, "rb");
+    if (file) fclose(file);
+    return file != NULL;
+}
+
+/* ==== Logits and layers ==== */
+
+static float *read_floats(const char *name, size_t n) {
+    size_t size;
+    char *bytes = read_file(work, name, &size);
+    float *values = test_floats(n);
+    CHECK_MSG(size == n * 4, "%s: %zu bytes", name, size);
+    for (size_t i = 0; i < n && 4 * i + 4 <= size; i++)
+        values[i] = st_load_f32(bytes + 4 * i);
+    free(bytes);
+    return values;
+}
+
+static void logits_match_in_any_split(void) {
+    static const char *const splits[] = {"", "--split 1", "--split 7", "--split 50"};
+    for (size_t m = 0; m < N_MODELS; m++) {
+        golden g = golden_open(models[m].directory);
+        float *whole = NULL;
+        write_ids("ids", g.ids, g.n);
+        for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
+            char arguments[600];
+            snprintf(arguments, sizeof arguments, "%s --tokens WORK/ids --logits WORK/logits %s",
+                     models[m].directory, splits[i]);
+            outcome o = run_ok(arguments);
+            float *logits = read_floats("logits", g.n * g.vocab);
+            CHECK(o.n_out == 0); /* --logits generates nothing */
+            check_logits(&g, logits, models[m].bound);
+            if (whole)
+                CHECK_AT_MOST("split against whole",
+                              test_relative_l2_f32(logits, whole, g.n * g.vocab), 1e-4);
+            if (whole)
+                free(logits);
+            else
+                whole = logits;
+            outcome_free(&o);
+        }
+        free(whole);
+        golden_free(&g);
+    }
+    CHECK(!exists("logits.part"));
+}
+
+static void logits_imply_no_generation(void) {
+    outcome o = run_ok(LINEAR_TINY " --prompt ab --logits WORK/two --generate 5");
+    CHECK(o.n_out == 0);
+    free(read_floats("two", 2 * 256));
+    outcome_free(&o);
+}
+
+static void layers_match(void) {
+    for (size_t m = 0; m < N_MODELS; m++) {
+        golden g = golden_open(models[m].directory);
+        char arguments[600], path[400];
+        st_checkpoint c;
+        error e;
+        write_ids("ids", g.ids, g.n);
+        snprintf(arguments, sizeof arguments,
+                 "%s --tokens WORK/ids --generate 0 --split 33 --dump-layers WORK/layers",
+                 models[m].directory);
+        outcome o = run_ok(arguments);
+        snprintf(path, sizeof path, "%s/layers", work);
+        bool ok = st_open_file(&c, path, &e);
+        CHECK_MSG(ok, "%s", e.text);
+        const st_tensor *t = ok ? st_find(&c, "hidden") : NULL;
+        CHECK(t && t->dtype == ST_F32 && t->n_dims == 3 && t->dims[0] == g.layers &&
+              t->dims[1] == g.n && t->dims[2] == g.hidden);
+        if (t) {
+            float *hidden = test_floats(t->elements);
+            for (size_t i = 0; i < t->elements; i++)
+                hidden[i] = st_load_f32(t->data + 4 * i);
+            check_sums(&g, hidden, models[m].bound);
+            free(hidden);
+        }
+        if (ok) st_close(&c);
+        outcome_free(&o);
+        golden_free(&g);
+    }
+}
+
+/* ==== Generation ==== */
+
+/* The greedy continuation, found another way: by the logits of ever longer inputs. */
+static void greedy_ids_follow_the_logits(void) {
+    uint32_t ids[10] = {72, 101, 108, 108, 111};
+    char want[100] = "";
+    size_t n = 0;
+    for (size_t i = 5; i < 10; i++) {
+        write_ids("ids", ids, i);
+        outcome o = run_ok(LINEAR_TINY " --tokens WORK/ids --logits WORK/logits");
+        float *logits = read_floats("logits", i * 256);
+        ids[i] = (uint32_t)best_f32(logits + (i - 1) * 256, 256);
+        n += (size_t)sprintf(want + n, "%s%lu", n ? " " : "", (unsigned long)ids[i]);
+        free(logits);
+        outcome_free(&o);
+    }
+    sprintf(want + n, "\n");
+    write_ids("ids", ids, 5);
+    outcome o = run_ok(LINEAR_TINY " --tokens WORK/ids --generate 5");
+    CHECK_MSG(strcmp(o.out, want) == 0, "%s instead of %s", o.out, want);
+    outcome_free(&o);
+    o = run_ok(LINEAR_TINY " --tokens - --generate 5 <WORK/ids");
+    CHECK(strcmp(o.out, want) == 0);
+    outcome_free(&o);
+    o = run_ok(LINEAR_TINY " --prompt Hello --generate 5"); /* the same, as bytes */
+    CHECK(o.n_out == 5);
+    for (size_t i = 0; i < o.n_out; i++)
+        CHECK((unsigned char)o.out[i] == ids[5 + i]);
+    outcome_free(&o);
+}
+
+static size_t words(const char *text) {
+    size_t n = 0;
+    for (; *text; text++)
+        n += *text != ' ' && *text != '\n' && (text[1] == ' ' || text[1] == '\n');
+    return n;
+}
+
+static void exactly_as_many_as_asked(void) {
+    static const size_t counts[] = {0, 1, 200};
+    for (size_t i = 0; i < 3; i++) {
+        char arguments[200];
+        snprintf(arguments, sizeof arguments, "%s --tokens WORK/three --generate %zu", LINEAR_TINY,
+                 counts[i]);
+        write_file(work, "three", "1\t2\r\n 3", 7);
+        outcome o = run_ok(arguments);
+        CHECK(words(o.out) == counts[i]);
+        CHECK(counts[i] ? o.out[o.n_out - 1] == '\n' : o.n_out == 0);
+        outcome_free(&o);
+    }
+    outcome o = run_ok(LINEAR_TINY " --tokens WORK/three");
+    CHECK(words(o.out) == 64);
+    outcome_free(&o);
+}
+
+static bool same_output(const char *a, const char *b) {
+    outcome x = run_ok(a), y = run_ok(b);
+    bool same = x.n_out > 0 && x.n_out == y.n_out && memcmp(x.out, y.out, x.n_out) == 0;
+    outcome_free(&x), outcome_free(&y);
+    return same;
+}
+
+#define ABC LINEAR_TINY " --prompt abc --generate 40 "
+static void sampling(void) {
+    CHECK(same_output(ABC "--temperature 1 --seed 7", ABC "--temperature 1 --seed 7"));
+    CHECK(same_output(ABC "--temperature 1", ABC "--temperature 1 --seed 1"));
+    CHECK(!same_output(ABC "--temperature 1 --seed 7", ABC "--temperature 1 --seed 8"));
+    CHECK(!same_output(ABC "--temperature 1 --seed 7", ABC));
+    CHECK(same_output(ABC "--temperature 0.7 --top-k 1", ABC)); /* one choice only: greedy */
+    CHECK(same_output(ABC "--temperature 0.7 --top-p 0.000001", ABC));
+    CHECK(same_output(ABC "--temperature 0.001", ABC));
+    CHECK(same_output(ABC "--temperature 1 --top-k 256 --top-p 1", ABC "--temperature 1"));
+}
+
+static void threads_and_isa_change_nothing(void) {
+    CHECK(same_output(ABC "--threads 7 --isa scalar", ABC "--threads 1 --isa auto"));
+}
+
+static void memory_is_reported(void) {
+    outcome o = run_ok(LINEAR_TINY " --prompt 0123456789 --generate 1");
+    /* 6 KDA layers of 4 states of 32 x 32 and 3 windows of 3 x 128; 3 layers of 9 cache 56 numbers
+     * a token. */
+    CHECK_MSG(strstr(o.err, "KDA state 98304 bytes"), "%s", o.err);
+    CHECK_MSG(strstr(o.err, "convolution windows 27648 bytes"), "%s", o.err);
+    CHECK_MSG(strstr(o.err, "latent cache 6720 bytes for 10 tokens, 20160 bytes if every"), "%s",
+              o.err);
+    CHECK_MSG(strstr(o.err, "prompt: 10 tokens") && strstr(o.err, "tokens/s"), "%s", o.err);
+    outcome_free(&o);
+}
+
+static void help_is_not_an_error(void) {
+    outcome o = run_ok("--help");
+    CHECK(o.n_err == 0 && strstr(o.out, "usage: generate MODEL_DIR"));
+    CHECK(strstr(o.out, "--dump-layers") && strstr(o.out, "--isa") && strstr(o.out, "--top-p"));
+    outcome_free(&o);
+}
+
+/* ==== Refusals ==== */
+
+static void bad_usage(void) {
+    check_refused("", 2, "MODEL_DIR");
+    check_refused("--prompt a", 2, "MODEL_DIR");
+    check_refused(LINEAR_TINY, 2, "--tokens and --prompt");
+    check_refused(LINEAR_TINY " --prompt a --tokens WORK/three", 2, "--tokens and --prompt");
+    check_refused(LINEAR_TINY " --prompt a --frobnicate 3", 2, "\"--frobnicate\"");
+    check_refused(LINEAR_TINY " --prompt a -x", 2, "\"-x\"");
+    check_refused(LINEAR_TINY " other --prompt a", 2, "\"other\"");
+    check_refused(LINEAR_TINY " --prompt", 2, "--prompt");
+    check_refused(LINEAR_TINY " --prompt a --split 0", 2, "--split");
+    check_refused(LINEAR_TINY " --prompt a --split -1", 2, "--split");
+    check_refused(LINEAR_TINY " --prompt a --generate many", 2, "--generate");
+    check_refused(LINEAR_TINY " --prompt a --generate 1x", 2, "--generate");
+    check_refused(LINEAR_TINY " --prompt a --generate 99999999999999999999", 2, "--generate");
+    check_refused(LINEAR_TINY " --prompt a --generate ''", 2, "--generate");
+    check_refused(LINEAR_TINY " --prompt a --threads 0", 2, "--threads");
+    check_refused(LINEAR_TINY " --prompt a --seed -3", 2, "--seed");
+    check_refused(LINEAR_TINY " --prompt a --temperature nan", 2, "--temperature");
+    check_refused(LINEAR_TINY " --prompt a --temperature -1", 2, "--temperature");
+    check_refused(LINEAR_TINY " --prompt a --top-p 0", 2, "--top-p");
+    check_refused(LINEAR_TINY " --prompt a --top-p 1.5", 2, "--top-p");
+    check_refused(LINEAR_TINY " --prompt a --isa avx9", 2, "auto or scalar");
+}
+
+static void bad_tokens(void) {
+    write_file(work, "bad", "1 2 300 4", 9);
+    check_refused(LINEAR_TINY " --tokens WORK/bad", 1, "found 300");
+    check_refused(LINEAR_TINY " --tokens WORK/bad --logits WORK/none", 1, "token 3");
+    CHECK(!exists("none") && !exists("none.part"));
+    write_file(work, "bad", "1 two 3", 7);
+    check_refused(LINEAR_TINY " --tokens WORK/bad", 1, "\"two\"");
+    write_file(work, "bad", "1 -2 3", 6);
+    check_refused(LINEAR_TINY " --tokens WORK/bad", 1, "\"-2\"");
+    write_file(work, "bad", "99999999999999999999999999999999999999999", 41);
+    check_refused(LINEAR_TINY " --tokens WORK/bad", 1, "token 1");
+    write_file(work, "bad", "12\0003", 4);
+    check_refused(LINEAR_TINY " --tokens WORK/bad", 1, "token 1");
+    write_file(work, "bad", " \n", 2);
+    check_refused(LINEAR_TINY " --tokens WORK/bad", 1, "found none");
+    check_refused(LINEAR_TINY " --tokens - </dev/null", 1, "found none");
+    check_refused(LINEAR_TINY " --prompt ''", 1, "found none");
+    check_refused(LINEAR_TINY " --tokens WORK/no-such-file", 1, "no-such-file");
+    check_refused(LINEAR_TINY " --tokens WORK", 1, work);
+}
+
+static void bad_models(void) {
+    char directory[300];
+    size_t size, n_config;
+    temporary("generate-model", directory);
+    char *bytes = read_file(LINEAR_TINY, "model.safetensors", &size);
+    char *config = read_file(LINEAR_TINY, "config.json", &n_config);
+    size_t header = 8 + (size_t)st_load_u64(bytes);
+    check_refused("no/such/directory --prompt a", 1, "no/such/directory/config.json");
+    write_file(directory, "config.json", config, n_config);
+    for (size_t n = 0; n < size; n += n < 16 ? 1 : n < header ? 4999 : 399989) {
+        write_file(directory, "model.safetensors", bytes, n);
+        check_refused("WORK/../generate-model --prompt a", 1, "model.safetensors");
+    }
+    write_file(directory, "model.safetensors", bytes, size);
+    char *edited = edit(config, "hidden_act", "\"gelu\"");
+    write_file(directory, "config.json", edited, strlen(edited));
+    check_refused("WORK/../generate-model --prompt a", 1, "hidden_act");
+    free(edited);
+    edited = edit(config, "kv_lora_rank", NULL);
+    write_file(directory, "config.json", edited, strlen(edited));
+    check_refused("WORK/../generate-model --prompt a", 1, "kv_lora_rank");
+    free(edited);
+    edited = edit(config, "hidden_size", "32");
+    write_file(directory, "config.json", edited, strlen(edited));
+    check_refused("WORK/../generate-model --prompt a", 1, "[256, 32], found [256, 64]");
+    free(edited);
+    write_file(directory, "config.json", config, n_config / 2);
+    check_refused("WORK/../generate-model --prompt a", 1, "config.json: line");
+    write_file(directory, "config.json", config, n_config);
+    write_file(directory, "tiktoken.model", "", 0);
+    check_refused("WORK/../generate-model --prompt a", 1, "tiktoken.model");
+    outcome o = run_ok("WORK/../generate-model --tokens WORK/three --generate 3");
+    CHECK(words(o.out) == 3);
+    outcome_free(&o);
+    free(bytes), free(config);
+}
+
+static void failed_writes(void) {
+    check_refused(LINEAR_TINY " --prompt a --logits WORK/no/such/file", 1, "no/such/file");
+    check_refused(LINEAR_TINY " --prompt a --dump-layers WORK/no/such/file", 1, "no/such/file");
+    check_refused(LINEAR_TINY " --prompt a --logits WORK", 1, "cannot");
+    check_refused(LINEAR_TINY " --prompt a --generate 4611686018427387904", 1,
+                  "4611686018427387905");
+    FILE *full = fopen("/dev/full", "wb"); /* a device that is always full */
+    if (!full) return;
+    fclose(full);
+    check_refused(LINEAR_TINY " --prompt a --logits /dev/full", 1, "/dev/full");
+    check_refused(LINEAR_TINY " --prompt a --dump-layers /dev/full", 1, "/dev/full");
+}
+
+int main(void) {
+    temporary("generate", work);
+    TEST(logits_match_in_any_split);
+    TEST(logits_imply_no_generation);
+    TEST(layers_match);
+    TEST(greedy_ids_follow_the_logits);
+    TEST(exactly_as_many_as_asked);
+    TEST(sampling);
+    TEST(threads_and_isa_change_nothing);
+    TEST(memory_is_reported);
+    TEST(help_is_not_an_error);
+    TEST(bad_usage);
+    TEST(bad_tokens);
+    TEST(bad_models);
+    TEST(failed_writes);
+    return test_summary();
+}

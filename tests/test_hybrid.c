@@ -1,0 +1,863 @@
+/* test_hybrid.c - the model driver against the vendor's code, and against damaged checkpoints. */
+#define HYBRID_IMPLEMENTATION
+#include "../examples/hybrid.h"
+
+#include "model.h"
+
+/* The reference's own float32 is 1.6e-6 and 1.6e-5 away from its float64. */
+static const struct {
+    const char *directory;
+    double bound;
+} models[] = {{MODELS "kimi-linear-tiny", 6e-6}, {MODELS "kimi-k3-tiny", 5e-5}};
+#define N_MODELS (sizeof models / sizeof *models)
+
+/* ==== Numbers ==== */
+
+static hybrid_model open_model(const char *directory) {
+    hybrid_model model;
+    error e;
+    if (!hybrid_open(&model, directory, &e)) give_up(e.text);
+    return model;
+}
+
+static hybrid_session open_session(const hybrid_model *model, size_t capacity, size_t block) {
+    hybrid_session session;
+    error e;
+    if (!hybrid_session_open(&session, model, capacity, block, &e)) give_up(e.text);
+    return session;
+}
+
+/* Logits, and running sums where hidden is not null, of n ids fed `split` at a time. */
+static void forward(hybrid_session *s, const uint32_t *ids, size_t n, size_t split, float *logits,
+                    float *hidden) {
+    const hybrid_config *c = &s->model->config;
+    for (size_t t = 0; t < n; t += split) {
+        hybrid_want want = {0};
+        error e;
+        want.logits = logits + t * c->vocab_size;
+        want.hidden = hidden ? hidden + t * c->hidden_size : NULL;
+        want.hidden_stride = n * c->hidden_size;
+        if (!hybrid_forward(s, ids + t, n - t < split ? n - t : split, &want, &e)) give_up(e.text);
+    }
+}
+
+static void check_model(size_t i, size_t split, size_t block) {
+    golden g = golden_open(models[i].directory);
+    hybrid_model model = open_model(models[i].directory);
+    hybrid_session session = open_session(&model, g.n, block);
+    float *logits = test_floats(g.n * g.vocab), *hidden = test_floats(g.layers * g.n * g.hidden);
+    forward(&session, g.ids, g.n, split, logits, hidden);
+    printf("%s, %zu at a time, blocks of %zu: %.2e\n", models[i].directory, split, session.block,
+           test_relative_l2(logits, g.logits, g.n * g.vocab));
+    check_logits(&g, logits, models[i].bound);
+    check_sums(&g, hidden, models[i].bound);
+    free(logits), free(hidden);
+    hybrid_session_close(&session);
+    hybrid_close(&model);
+    golden_free(&g);
+}
+
+static void kimi_linear_matches(void) {
+    check_model(0, 150, 0);
+}
+
+static void kimi_k3_matches(void) {
+    check_model(1, 150, 0);
+}
+
+static void blocks_of_any_size_match(void) {
+    for (size_t i = 0; i < N_MODELS; i++) {
+        check_model(i, 150, 5);
+        check_model(i, 60, 17);
+    }
+}
+
+static void splits_match_each_other(void) {
+    static const size_t splits[] = {1, 7, 50};
+    for (size_t i = 0; i < N_MODELS; i++) {
+        golden g = golden_open(models[i].directory);
+        hybrid_model model = open_model(models[i].directory);
+        hybrid_session session = open_session(&model, g.n, 0);
+        float *whole = test_floats(g.n * g.vocab), *split = test_floats(g.n * g.vocab);
+        error e;
+        forward(&session, g.ids, g.n, g.n, whole, NULL);
+        for (size_t k = 0; k < sizeof splits / sizeof *splits; k++) {
+            CHECK(hybrid_session_reset(&session, &e));
+            forward(&session, g.ids, g.n, splits[k], split, NULL);
+            check_logits(&g, split, models[i].bound);
+            CHECK_AT_MOST("split against whole", test_relative_l2_f32(split, whole, g.n * g.vocab),
+                          1e-4);
+            printf("%s: %zu at a time against whole: %.2e\n", models[i].directory, splits[k],
+                   test_relative_l2_f32(split, whole, g.n * g.vocab));
+        }
+        free(whole), free(split);
+        hybrid_session_close(&session);
+        hybrid_close(&model);
+        golden_free(&g);
+    }
+}
+
+static void last_logits_are_the_last_row(void) {
+    for (size_t i = 0; i < N_MODELS; i++) {
+        golden g = golden_open(models[i].directory);
+        hybrid_model model = open_model(models[i].directory);
+        hybrid_session session = open_session(&model, g.n, 0);
+        float *logits = test_floats(g.n * g.vocab), *last = test_floats(g.vocab);
+        hybrid_want want = {0};
+        error e;
+        g.n = 70; /* more than a block */
+        forward(&session, g.ids, g.n, g.n, logits, NULL);
+        CHECK(hybrid_session_reset(&session, &e));
+        want.last_logits = last;
+        CHECK(hybrid_forward(&session, g.ids, g.n, &want, &e));
+        CHECK(memcmp(last, logits + (g.n - 1) * g.vocab, g.vocab * sizeof *last) == 0);
+        free(logits), free(last);
+        hybrid_session_close(&session);
+        hybrid_close(&model);
+        golden_free(&g);
+    }
+}
+
+/* Two sessions of one model, taking turns, do not notice each other. */
+static void sessions_are_separate(void) {
+    golden g = golden_open(models[1].directory);
+    hybrid_model model = open_model(models[1].directory);
+    hybrid_session alone = open_session(&model, 40, 0), a = open_session(&model, 40, 0);
+    hybrid_session b = open_session(&model, 40, 0);
+    float *want = test_floats(40 * g.vocab), *got = test_floats(40 * g.vocab);
+    float *other = test_floats(40 * g.vocab);
+    forward(&alone, g.ids, 40, 10, want, NULL);
+    for (size_t t = 0; t < 40; t += 10) {
+        forward(&a, g.ids + t, 10, 10, got + t * g.vocab, NULL);
+        forward(&b, g.ids + 100 + t, 10, 10, other + t * g.vocab, NULL);
+    }
+    CHECK(memcmp(got, want, 40 * g.vocab * sizeof *got) == 0);
+    free(want), free(got), free(other);
+    hybrid_session_close(&alone);
+    hybrid_session_close(&a);
+    hybrid_session_close(&b);
+    hybrid_close(&model);
+    golden_free(&g);
+}
+
+/* ==== Refusals of a session ==== */
+
+/* Refused tokens leave the session as it was: what follows gives the same bits. */
+static void refused_tokens_change_nothing(void) {
+    for (size_t i = 0; i < N_MODELS; i++) {
+        golden g = golden_open(models[i].directory);
+        hybrid_model model = open_model(models[i].directory);
+        hybrid_session session = open_session(&model, 30, 0);
+        float *want = test_floats(30 * g.vocab), *got = test_floats(30 * g.vocab);
+        hybrid_want nothing = {0};
+        uint32_t bad[3] = {1, 2, 256};
+        error e;
+        forward(&session, g.ids, 30, 10, want, NULL);
+        CHECK(!hybrid_forward(&session, g.ids, 1, &nothing, &e));
+        CHECK_MSG(strstr(e.text, "30") && strstr(e.text, "found 1"), "%s", e.text);
+        CHECK(hybrid_forward(&session, g.ids, 0, &nothing, &e));
+        CHECK(hybrid_session_reset(&session, &e));
+        for (size_t t = 0; t < 30; t += 10) {
+            bad[2] = t == 10 ? UINT32_MAX : 256;
+            CHECK(!hybrid_forward(&session, bad, 3, &nothing, &e));
+            CHECK_MSG(strstr(e.text, "token 3") && strstr(e.text, "256"), "%s", e.text);
+            CHECK(!hybrid_forward(&session, g.ids, 31 - t, &nothing, &e));
+            CHECK(session.n_tokens == t);
+            forward(&session, g.ids + t, 10, 10, got + t * g.vocab, NULL);
+        }
+        CHECK(memcmp(got, want, 30 * g.vocab * sizeof *got) == 0);
+        free(want), free(got);
+        hybrid_session_close(&session);
+        hybrid_close(&model);
+        golden_free(&g);
+    }
+}
+
+static void sizes_are_known(void) {
+    hybrid_model model = open_model(models[0].directory);
+    hybrid_session session;
+    error e;
+    size_t none = hybrid_session_bytes(&model, 0, 0), some = hybrid_session_bytes(&model, 64, 0);
+    CHECK(some - none == 3 * 64 * 56 * sizeof(float)); /* 3 MLA layers, 48 + 8 channels */
+    CHECK(hybrid_session_bytes(&model, SIZE_MAX / 2, 0) == 0);
+    CHECK(hybrid_session_bytes(&model, 1, SIZE_MAX / 2) == 0);
+    CHECK(!hybrid_session_open(&session, &model, SIZE_MAX / 2, 0, &e));
+    CHECK(!session.memory);
+    hybrid_close(&model);
+}
+
+/* ==== The router ==== */
+
+/* The definition, in float64 and by repeated search. */
+static void route_reference(const hybrid_config *c, const float *scores, const float *bias,
+                            size_t *chosen, double *weights) {
+    size_t members = c->num_experts / c->num_expert_group;
+    double sum = 0;
+    enum { NONE = 64 };
+    char group_in[NONE + 1] = {0}, taken[NONE + 1] = {0};
+    for (size_t k = 0; k < c->topk_group; k++) {
+        size_t best = NONE;
+        double best_score = 0;
+        for (size_t g = 0; g < c->num_expert_group; g++) {
+            double first = -HUGE_VAL, second = -HUGE_VAL;
+            for (size_t i = g * members; i < (g + 1) * members; i++) {
+                double s = (double)(scores[i] + bias[i]);
+                if (s > first)
+                    second = first, first = s;
+                else if (s > second)
+                    second = s;
+            }
+            if (!group_in[g] && (best == NONE || first + second > best_score))
+                best = g, best_score = first + second;
+        }
+        group_in[best] = 1;
+    }
+    for (size_t k = 0; k < c->experts_per_token; k++) {
+        size_t best = NONE;
+        for (size_t i = 0; i < c->num_experts; i++)
+            if (group_in[i / members] && !taken[i] &&
+                (best == NONE || scores[i] + bias[i] > scores[best] + bias[best]))
+                best = i;
+        taken[best] = 1, chosen[k] = best;
+        sum += weights[k] = (double)scores[best];
+    }
+    for (size_t k = 0; k < c->experts_per_token; k++) {
+        if (c->moe_renormalize && c->experts_per_token > 1) weights[k] /= sum + 1e-20;
+        weights[k] *= (double)c->routed_scaling_factor;
+    }
+}
+
+static void check_route(const hybrid_config *c, const float *scores, const float *bias) {
+    uint32_t chosen[8];
+    float weights[8], scratch[64];
+    size_t want_chosen[8];
+    double want_weights[8];
+    hybrid_route(c, scores, bias, chosen, weights, scratch);
+    route_reference(c, scores, bias, want_chosen, want_weights);
+    for (size_t k = 0; k < c->experts_per_token; k++)
+        CHECK(chosen[k] == want_chosen[k]);
+    CHECK_AT_MOST("weights", test_relative_l2(weights, want_weights, c->experts_per_token), 3e-7);
+}
+
+static void router_matches_definition(void) {
+    static const size_t shapes[][4] = {/* experts, groups, groups kept, experts kept */
+                                       {12, 1, 1, 3}, {12, 4, 2, 3}, {12, 4, 1, 3}, {12, 3, 3, 4},
+                                       {16, 8, 3, 5}, {16, 2, 1, 1}, {5, 1, 1, 5}};
+    float scores[16], bias[16];
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        hybrid_config c = {0};
+        c.num_experts = shapes[i][0], c.num_expert_group = shapes[i][1];
+        c.topk_group = shapes[i][2], c.experts_per_token = shapes[i][3];
+        c.routed_scaling_factor = 2.446f;
+        for (size_t trial = 0; trial < 400; trial++) {
+            c.moe_renormalize = trial % 2;
+            for (size_t k = 0; k < c.num_experts; k++) {
+                scores[k] = test_uniform_f32(0, 1);
+                bias[k] = test_uniform_f32(-0.5f, 0.5f);
+                if (trial % 4 == 3) scores[k] = 0.5f, bias[k] = 0; /* ties: the lower number */
+                if (trial % 4 == 2) scores[k] = 0.25f * (float)(test_random_u64() % 3), bias[k] = 0;
+            }
+            check_route(&c, scores, bias);
+        }
+    }
+}
+
+/* The bias decides who is chosen and does not reach the weights. */
+static void bias_only_selects(void) {
+    hybrid_config c = {0};
+    float scores[4] = {0.9f, 0.8f, 0.2f, 0.1f}, bias[4] = {0, 0, 5, 0}, weights[2], scratch[5];
+    uint32_t chosen[2];
+    c.num_experts = 4, c.num_expert_group = c.topk_group = 1, c.experts_per_token = 2;
+    c.routed_scaling_factor = 1;
+    hybrid_route(&c, scores, bias, chosen, weights, scratch);
+    CHECK(chosen[0] == 2 && weights[0] == 0.2f && chosen[1] == 0 && weights[1] == 0.9f);
+}
+
+static void activations_match_definition(void) {
+    static const float betas[][2] = {{0, 0}, {4, 25}, {4, 0}}; /* SiLU; SiTU; its up as it is */
+    for (size_t k = 0; k < 3; k++) {
+        hybrid_config c = {0};
+        float gate[101], up[101];
+        double want[101];
+        c.activation = betas[k][0] > 0 ? HYBRID_SITU : HYBRID_SILU;
+        c.situ_beta = betas[k][0], c.situ_linear_beta = betas[k][1];
+        for (size_t i = 0; i < 101; i++) {
+            double a = (double)(gate[i] = -25 + 0.5f * (float)i);
+            double b = (double)(up[i] = test_uniform_f32(-60, 60));
+            double linear_beta = (double)betas[k][1];
+            want[i] = a;
+            if (k > 0) want[i] = (double)betas[k][0] * tanh(a / (double)betas[k][0]);
+            want[i] /= 1 + exp(-a);
+            want[i] *= linear_beta > 0 ? linear_beta * tanh(b / linear_beta) : b;
+        }
+        hybridi_activate(&c, 101, gate, up);
+        CHECK_AT_MOST("activation", test_relative_l2(gate, want, 101), 2e-7);
+    }
+}
+
+/* ==== Configurations ==== */
+
+static const char *const required[] = {"vocab_size",
+                                       "hidden_size",
+                                       "intermediate_size",
+                                       "num_hidden_layers",
+                                       "num_attention_heads",
+                                       "hidden_act",
+                                       "kv_lora_rank",
+                                       "q_lora_rank",
+                                       "qk_nope_head_dim",
+                                       "qk_rope_head_dim",
+                                       "v_head_dim",
+                                       "mla_use_nope",
+                                       "num_experts",
+                                       "num_experts_per_token",
+                                       "moe_intermediate_size",
+                                       "moe_layer_freq",
+                                       "tie_word_embeddings",
+                                       "linear_attn_config",
+                                       "linear_attn_config.kda_layers",
+                                       "linear_attn_config.full_attn_layers",
+                                       "linear_attn_config.num_heads",
+                                       "linear_attn_config.head_dim",
+                                       "linear_attn_config.short_conv_kernel_size"};
+static const char *const optional[] = {"rms_norm_eps",
+                                       "num_key_value_heads",
+                                       "num_shared_experts",
+                                       "first_k_dense_replace",
+                                       "moe_renormalize",
+                                       "moe_router_activation_func",
+                                       "routed_scaling_factor",
+                                       "num_expert_group",
+                                       "topk_group",
+                                       "topk_method",
+                                       "num_nextn_predict_layers",
+                                       "mla_use_output_gate",
+                                       "attn_res_block_size",
+                                       "routed_expert_hidden_size",
+                                       "latent_moe_use_norm",
+                                       "linear_attn_config.use_full_rank_gate",
+                                       "linear_attn_config.gate_lower_bound",
+                                       "quantization_config"};
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static bool parse(const char *text, hybrid_config *config, error *e) {
+    return hybrid_config_parse(config, "some/config.json", text, strlen(text), e);
+}
+
+/* An edit must be refused by one sentence that names the file and the key. */
+static void check_refused(const char *text, const char *key, const char *value) {
+    hybrid_config config;
+    error e = {""};
+    char *edited = edit(text, key, value);
+    const char *dot = strchr(key, '.');
+    bool ok = parse(edited, &config, &e);
+    CHECK_MSG(!ok, "%s = %s was accepted", key, value ? value : "(missing)");
+    CHECK_MSG(strstr(e.text, "some/config.json: ") && strstr(e.text, dot ? dot + 1 : key),
+              "%s = %s: \"%s\"", key, value ? value : "(missing)", e.text);
+    free(edited);
+}
+
+static void each_key_is_checked(void) {
+    static const char *const wrong[] = {"\"nonsense\"", "{}", "-1", "1.5", "[true]", "1e300"};
+    for (size_t m = 0; m < N_MODELS; m++) {
+        size_t size;
+        char *text = read_file(models[m].directory, "config.json", &size);
+        for (size_t i = 0; i < COUNT(required); i++) {
+            check_refused(text, required[i], NULL);
+            for (size_t k = 0; k < COUNT(wrong); k++) {
+                char *edited = edit(text, required[i], wrong[k]);
+                hybrid_config config;
+                error e;
+                CHECK_MSG(!parse(edited, &config, &e), "%s = %s", required[i], wrong[k]);
+                free(edited);
+            }
+            bool nullable =
+                strcmp(required[i], "q_lora_rank") == 0 || strcmp(required[i], "num_experts") == 0;
+            if (!nullable) check_refused(text, required[i], "null");
+        }
+        for (size_t i = 0; i < COUNT(optional); i++)
+            for (size_t k = 0; k < 2; k++) {
+                if (strcmp(optional[i], "quantization_config") == 0 && m == 1) continue;
+                check_refused(text, optional[i], k ? "[0]" : "\"nonsense\"");
+            }
+        free(text);
+    }
+}
+
+static void ranges_and_contradictions(void) {
+    static const char *const cases[][2] = {
+        {"linear_attn_config.kda_layers", "[1, 2, 3, 5, 6]"},
+        {"linear_attn_config.kda_layers", "[1, 2, 3, 5, 6, 7, 7]"},
+        {"linear_attn_config.full_attn_layers", "[4, 8]"},
+        {"linear_attn_config.full_attn_layers", "[3, 4, 8, 9]"},
+        {"linear_attn_config.full_attn_layers", "[0, 4, 8, 9]"},
+        {"linear_attn_config.full_attn_layers", "[4, 8, 10]"},
+        {"linear_attn_config.full_attn_layers", "[4, 8, 9.5]"},
+        {"linear_attn_config.short_conv_kernel_size", "65"},
+        {"linear_attn_config.short_conv_kernel_size", "0"},
+        {"linear_attn_config.gate_lower_bound", "0"},
+        {"linear_attn_config.gate_lower_bound", "5"},
+        {"linear_attn_config.head_dim", "16777216"},
+        {"mla_use_nope", "false"},
+        {"hidden_act", "\"gelu\""},
+        {"moe_router_activation_func", "\"softmax\""},
+        {"num_key_value_heads", "2"},
+        {"num_experts_per_token", "9"},
+        {"num_expert_group", "3"},
+        {"num_expert_group", "8"},
+        {"topk_group", "2"},
+        {"num_nextn_predict_layers", "1"},
+        {"attn_res_block_size", "0"},
+        {"hidden_size", "16777217"},
+        {"hidden_size", "18446744073709551616"},
+        {"num_hidden_layers", "0"},
+        {"num_hidden_layers", "1025"},
+        {"v_head_dim", "16777216"},
+        {"rms_norm_eps", "0"},
+        {"routed_scaling_factor", "-2"}};
+    size_t size;
+    char *text = read_file(models[0].directory, "config.json", &size);
+    for (size_t i = 0; i < COUNT(cases); i++)
+        check_refused(text, cases[i][0], cases[i][1]);
+
+    char *grouped = edit(text, "num_expert_group", "4"); /* groups of 2 */
+    check_refused(grouped, "topk_group", "1");           /* 3 experts from 2 */
+    check_refused(grouped, "use_grouped_topk", "false");
+    char *kept = edit(grouped, "topk_group", "2");
+    hybrid_config config;
+    error e;
+    CHECK(parse(kept, &config, &e));
+    free(kept), free(grouped), free(text);
+}
+
+static void other_quantizations_are_refused_by_name(void) {
+    size_t size;
+    char *text = read_file(models[0].directory, "config.json", &size);
+    hybrid_config config;
+    error e;
+    char *edited =
+        edit(text, "quantization_config",
+             "{\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\"}");
+    CHECK(!parse(edited, &config, &e));
+    CHECK_MSG(strstr(e.text, "\"pack-quantized\"") && strstr(e.text, "format"), "%s", e.text);
+    free(edited);
+    edited = edit(text, "quantization_config", "{\"quant_method\": \"gptq\"}");
+    CHECK(!parse(edited, &config, &e));
+    CHECK_MSG(strstr(e.text, "\"gptq\""), "%s", e.text);
+    free(edited), free(text);
+}
+
+static void missing_keys_have_published_defaults(void) {
+    static const char *const keys[] = {
+        "rms_norm_eps", "moe_renormalize",       "num_shared_experts", "moe_router_activation_func",
+        "topk_group",   "routed_scaling_factor", "num_expert_group",   "first_k_dense_replace"};
+    size_t size;
+    char *text = read_file(models[0].directory, "config.json", &size);
+    hybrid_config c;
+    error e;
+    for (size_t i = 0; i < COUNT(keys); i++) {
+        char *edited = edit(text, keys[i], NULL);
+        free(text);
+        text = edited;
+    }
+    CHECK(parse(text, &c, &e));
+    CHECK(c.rms_norm_eps == 1e-6f && c.moe_renormalize && c.routed_scaling_factor == 1);
+    CHECK(c.num_shared_experts == 0 && c.first_k_dense_replace == 0);
+    CHECK(c.num_expert_group == 1 && c.topk_group == 1);
+    CHECK(!c.mla_use_output_gate && c.attn_res_block_size == 0 && !c.latent_moe_use_norm);
+    CHECK(c.inner_norm_eps == 1e-6f && c.gate_lower_bound == 0 && !c.use_full_rank_gate);
+    CHECK(hybrid_is_moe(&c, 0));
+    free(text);
+}
+
+/* The sizes published for the 48B: 40 MiB of states, and 576 numbers a token and MLA layer. */
+static void kimi_linear_48b_sizes(void) {
+    static const char text[] =
+        "{\"vocab_size\": 163840, \"hidden_size\": 2304, \"num_hidden_layers\": 27,"
+        "\"num_attention_heads\": 32, \"num_key_value_heads\": 32, \"intermediate_size\": 9216,"
+        "\"hidden_act\": \"silu\", \"rms_norm_eps\": 1e-5, \"kv_lora_rank\": 512,"
+        "\"q_lora_rank\": null, \"qk_nope_head_dim\": 128, \"qk_rope_head_dim\": 64,"
+        "\"v_head_dim\": 128, \"mla_use_nope\": true, \"num_experts\": 256,"
+        "\"num_experts_per_token\": 8, \"num_shared_experts\": 1, \"moe_intermediate_size\": 1024,"
+        "\"first_k_dense_replace\": 1, \"moe_layer_freq\": 1, \"routed_scaling_factor\": 2.446,"
+        "\"tie_word_embeddings\": false, \"linear_attn_config\": {"
+        "\"full_attn_layers\": [4,8,12,16,20,24,27], \"head_dim\": 128, \"num_heads\": 32,"
+        "\"kda_layers\": [1,2,3,5,6,7,9,10,11,13,14,15,17,18,19,21,22,23,25,26],"
+        "\"short_conv_kernel_size\": 4}}";
+    hybrid_model model;
+    error e;
+    memset(&model, 0, sizeof model);
+    CHECK_MSG(parse(text, &model.config, &e), "%s", e.text);
+    hybrid_sizes sizes = hybrid_memory_sizes(&model, 1000);
+    CHECK(sizes.states == 40.0 * 1024 * 1024);
+    CHECK(sizes.windows == 20.0 * 3 * 3 * 4096 * 4);
+    CHECK(sizes.latents == 1000.0 * 7 * 576 * 4);
+    CHECK(sizes.full_attention == 1000.0 * 27 * 576 * 4);
+}
+
+/* ==== Checkpoints: rewritten and damaged ==== */
+
+typedef enum change_kind {
+    AS_IT_IS,
+    DROPPED,
+    OTHER_TYPE,        /* integers of the same size */
+    LONGER,            /* the last dimension by one */
+    ONE_DIMENSION_MORE /* [1][...] */
+} change_kind;
+
+typedef struct rewrite {
+    const char *name; /* the one tensor that is changed, or null */
+    change_kind kind;
+    linear_type type; /* what bf16 becomes; 0: stays */
+    bool flush;       /* numbers below 2^-14 become 0, which makes bf16 to f16 exact */
+    size_t shift;     /* spaces after the header: moves the data to other alignments */
+} rewrite;
+
+static const char *integer_type(st_dtype dtype) {
+    return st_dtype_size(dtype) == 4 ? "I32" : st_dtype_size(dtype) == 2 ? "I16" : "I8";
+}
+
+/* One bf16 number in another type; returns its size. */
+static size_t convert(const rewrite *r, const unsigned char *in, unsigned char *out) {
+    uint32_t bits = (uint32_t)st_load_u16(in) << 16;
+    uint32_t exponent = bits >> 23 & 255;
+    if (r->flush && exponent < 113) bits &= 0x80000000u;
+    if (r->type == LINEAR_F32) {
+        for (int i = 0; i < 4; i++)
+            out[i] = (unsigned char)(bits >> 8 * i);
+        return 4;
+    }
+    uint32_t half = bits >> 16 & 0x8000u;
+    if (bits << 1) half |= (exponent - 112) << 10 | (bits >> 13 & 0x3ffu);
+    out[0] = (unsigned char)half, out[1] = (unsigned char)(half >> 8);
+    return 2;
+}
+
+/* The data of one tensor as rewritten; returns its size. */
+static size_t rewrite_data(const rewrite *r, const st_tensor *t, bool changed, unsigned char *out) {
+    size_t size = t->bytes, row = t->n_dims ? t->dims[t->n_dims - 1] * st_dtype_size(t->dtype) : 0;
+    if (r->type && t->dtype == ST_BF16) {
+        size = 0;
+        for (size_t i = 0; i < t->elements; i++)
+            size += convert(r, t->data + 2 * i, out + size);
+    } else {
+        memcpy(out, t->data, t->bytes);
+    }
+    if (changed && r->kind == LONGER) { /* contents do not matter: it is refused */
+        size_t more = t->bytes / row * st_dtype_size(t->dtype);
+        memset(out + size, 0, more);
+        size += more;
+    }
+    return size;
+}
+
+/* Writes a checkpoint's tensors anew. */
+static void write_checkpoint(const char *directory, const st_checkpoint *c, rewrite r) {
+    size_t room = 1 << 23, used = 0, length = 8;
+    unsigned char *data = (unsigned char *)test_alloc(room);
+    char *header = (char *)test_alloc(room);
+    length += (size_t)sprintf(header + length, "{");
+    for (size_t i = 0; i < st_count(c); i++) {
+        const st_tensor *t = st_at(c, i);
+        bool changed = r.name && strcmp(t->name, r.name) == 0;
+        size_t dims[ST_MAX_DIMS + 1], n = 0;
+        char shape[ST_SHAPE_TEXT];
+        if (changed && r.kind == DROPPED) continue;
+        if (changed && r.kind == ONE_DIMENSION_MORE) dims[n++] = 1;
+        for (size_t d = 0; d < t->n_dims; d++)
+            dims[n++] = t->dims[d];
+        if (changed && r.kind == LONGER) dims[n - 1]++;
+        const char *type = st_dtype_name(t->dtype);
+        if (r.type && t->dtype == ST_BF16) type = r.type == LINEAR_F32 ? "F32" : "F16";
+        if (changed && r.kind == OTHER_TYPE) type = integer_type(t->dtype);
+        size_t size = rewrite_data(&r, t, changed, data + used);
+        length += (size_t)sprintf(header + length,
+                                  "%s\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":"
+                                  "[%zu,%zu]}",
+                                  length > 9 ? "," : "", t->name, type, st_shape(dims, n, shape),
+                                  used, used + size);
+        used += size;
+    }
+    length += (size_t)sprintf(header + length, "}%*s", (int)r.shift, "");
+    for (int i = 0; i < 8; i++)
+        header[i] = (char)((length - 8) >> 8 * i);
+    memcpy(header + length, data, used);
+    write_file(directory, "model.safetensors", header, length + used);
+    free(data), free(header);
+}
+
+static st_checkpoint open_checkpoint(const char *directory) {
+    st_checkpoint c;
+    error e;
+    if (!st_open(&c, directory, &e)) give_up(e.text);
+    return c;
+}
+
+static void copy_config(const char *from, const char *to) {
+    size_t size;
+    char *text = read_file(from, "config.json", &size);
+    write_file(to, "config.json", text, size);
+    free(text);
+}
+
+/* Is the first tensor of its kind: no earlier name is the same but for numbers? */
+static bool same_kind(const char *a, const char *b) {
+    for (;;) {
+        while (*a >= '0' && *a <= '9')
+            a++;
+        while (*b >= '0' && *b <= '9')
+            b++;
+        if (*a != *b) return false;
+        if (!*a) return true;
+        a++, b++;
+    }
+}
+
+static bool first_of_kind(const st_checkpoint *c, size_t index) {
+    for (size_t i = 0; i < index; i++)
+        if (same_kind(st_at(c, i)->name, st_at(c, index)->name)) return false;
+    return true;
+}
+
+/* Every kind of tensor: missing, of another type, too long, of another rank. */
+static void each_tensor_is_checked(void) {
+    char directory[300];
+    size_t kinds = 0;
+    temporary("tensors", directory);
+    for (size_t m = 0; m < N_MODELS; m++) {
+        st_checkpoint c = open_checkpoint(models[m].directory);
+        copy_config(models[m].directory, directory);
+        for (size_t i = 0; i < st_count(&c); i++) {
+            const st_tensor *t = st_at(&c, i);
+            if (!first_of_kind(&c, i)) continue;
+            kinds++;
+            for (int kind = DROPPED; kind <= ONE_DIMENSION_MORE; kind++) {
+                rewrite r = {t->name, (change_kind)kind, (linear_type)0, false, 0};
+                /* Which spelling a checkpoint uses is seen by its embedding. */
+                const char *name =
+                    strstr(t->name, "model.embed_tokens") ? "model.embed_tokens.weight" : t->name;
+                hybrid_model model;
+                error e;
+                /* A_log may have any shape that holds enough numbers. */
+                if (strstr(t->name, "A_log") && kind >= LONGER) continue;
+                write_checkpoint(directory, &c, r);
+                if (hybrid_open(&model, directory, &e)) {
+                    CHECK_MSG(false, "%s, change %d: accepted", t->name, kind);
+                    hybrid_close(&model);
+                } else if (strstr(t->name, ".weight_packed") && kind == DROPPED) {
+                    CHECK_MSG(strstr(e.text, ".weight: "), "%s: %s", t->name, e.text);
+                } else {
+                    CHECK_MSG(strstr(e.text, name), "%s, change %d: %s", t->name, kind, e.text);
+                }
+            }
+        }
+        st_close(&c);
+    }
+    CHECK(kinds > 70);
+}
+
+/* Logits of the first 20 golden tokens of a model in some directory. */
+static float *logits_of(const char *directory, const golden *g) {
+    hybrid_model model = open_model(directory);
+    hybrid_session session = open_session(&model, 20, 0);
+    float *logits = test_floats(20 * g->vocab);
+    forward(&session, g->ids, 20, 20, logits, NULL);
+    hybrid_session_close(&session);
+    hybrid_close(&model);
+    return logits;
+}
+
+static void check_same_logits(const char *directory, const golden *g, const float *want) {
+    float *got = logits_of(directory, g);
+    CHECK(memcmp(got, want, 20 * g->vocab * sizeof *got) == 0);
+    free(got);
+}
+
+/* Weights keep their values in any type that holds them, at any address. */
+static void weight_types_and_alignment(void) {
+    char directory[300];
+    temporary("types", directory);
+    for (size_t m = 0; m < N_MODELS; m++) {
+        golden g = golden_open(models[m].directory);
+        st_checkpoint c = open_checkpoint(models[m].directory);
+        rewrite r = {NULL, AS_IT_IS, (linear_type)0, false, 0};
+        float *want = logits_of(models[m].directory, &g);
+        copy_config(models[m].directory, directory);
+        for (r.shift = 1; r.shift < 4; r.shift++) {
+            write_checkpoint(directory, &c, r);
+            check_same_logits(directory, &g, want);
+        }
+        r.type = LINEAR_F32;
+        write_checkpoint(directory, &c, r);
+        check_same_logits(directory, &g, want);
+        free(want);
+        r.flush = true; /* few weights are that small, but some are */
+        write_checkpoint(directory, &c, r);
+        want = logits_of(directory, &g);
+        r.type = LINEAR_F16;
+        write_checkpoint(directory, &c, r);
+        check_same_logits(directory, &g, want);
+        free(want);
+        st_close(&c);
+        golden_free(&g);
+    }
+}
+
+/* Edits the configuration of kimi-linear-tiny in place. */
+static void edit_config(const char *directory, const char *key, const char *value) {
+    size_t size;
+    char *text = read_file(directory, "config.json", &size);
+    char *edited = edit(text, key, value);
+    write_file(directory, "config.json", edited, strlen(edited));
+    free(edited), free(text);
+}
+
+/* Tied: the head is the embedding, whether or not a head is stored too. */
+static void tied_embeddings(void) {
+    char directory[300];
+    golden g = golden_open(models[0].directory);
+    st_checkpoint c = open_checkpoint(models[0].directory);
+    rewrite r = {"lm_head.weight", DROPPED, (linear_type)0, false, 0};
+    const st_tensor *head = st_find(&c, "lm_head.weight");
+    const unsigned char *stored = head->data;
+    temporary("tied", directory);
+    copy_config(models[0].directory, directory);
+
+    /* Untied, with a head that is a copy of the embedding: what tied ones must equal. */
+    c.tensors[head - c.tensors].data = st_find(&c, "model.embed_tokens.weight")->data;
+    r.kind = AS_IT_IS;
+    write_checkpoint(directory, &c, r);
+    float *want = logits_of(directory, &g);
+
+    c.tensors[head - c.tensors].data = stored;
+    edit_config(directory, "tie_word_embeddings", "true");
+    r.kind = DROPPED;
+    write_checkpoint(directory, &c, r);
+    check_same_logits(directory, &g, want);
+    free(want);
+    st_close(&c);
+    golden_free(&g);
+}
+
+/* One KDA layer with a dense feed-forward: a model without attention, experts and cache. The
+ * checkpoint keeps its other layers, which are extra tensors. */
+static void make_one_layer(const char *directory) {
+    copy_config(models[0].directory, directory);
+    edit_config(directory, "num_hidden_layers", "1");
+    edit_config(directory, "linear_attn_config.kda_layers", "[1]");
+    edit_config(directory, "linear_attn_config.full_attn_layers", "[]");
+    edit_config(directory, "num_experts", "null");
+}
+
+static void one_layer_and_extra_tensors(void) {
+    char directory[300];
+    golden g = golden_open(models[0].directory);
+    rewrite r = {NULL, AS_IT_IS, (linear_type)0, false, 0};
+    st_checkpoint c = open_checkpoint(models[0].directory);
+    float *logits = test_floats(g.n * g.vocab), *hidden = test_floats(2 * g.n * g.hidden);
+    temporary("layer", directory);
+    make_one_layer(directory);
+    write_checkpoint(directory, &c, r);
+    hybrid_model model = open_model(directory);
+    hybrid_session session = open_session(&model, g.n, 0);
+    forward(&session, g.ids, g.n, g.n, logits, hidden);
+    g.layers = 2; /* the embedding and the first layer are those of the whole model */
+    check_sums(&g, hidden, 1e-6);
+    CHECK(hybrid_memory_sizes(&model, 100).latents == 0);
+    free(logits), free(hidden);
+    hybrid_session_close(&session);
+    hybrid_close(&model);
+    st_close(&c);
+    golden_free(&g);
+}
+
+/* A file cut short anywhere is refused. */
+static void truncated_files_are_refused(void) {
+    char directory[300];
+    size_t size, header;
+    rewrite r = {NULL, AS_IT_IS, (linear_type)0, false, 0};
+    st_checkpoint c = open_checkpoint(models[0].directory);
+    hybrid_model model;
+    error e;
+    temporary("truncated", directory);
+    make_one_layer(directory);
+    c.count = 22; /* the embedding and the first layer; the head is tied */
+    edit_config(directory, "tie_word_embeddings", "true");
+    c.tensors[21] = *st_find(&c, "model.norm.weight");
+    write_checkpoint(directory, &c, r);
+    CHECK_MSG(hybrid_open(&model, directory, &e), "%s", e.text);
+    hybrid_close(&model);
+    char *bytes = read_file(directory, "model.safetensors", &size);
+    header = 8 + (size_t)st_load_u64(bytes);
+    for (size_t n = 0; n < size; n += n < header + 16 || n + 16 >= size ? 1 : 997) {
+        write_file(directory, "model.safetensors", bytes, n);
+        bool ok = hybrid_open(&model, directory, &e);
+        CHECK_MSG(!ok && strstr(e.text, "model.safetensors"), "cut to %zu bytes: %s", n, e.text);
+        if (ok) hybrid_close(&model);
+    }
+    free(bytes);
+    st_close(&c);
+}
+
+/* A_log may be longer than the heads, in any shape, and not shorter. */
+static void A_log_shapes(void) {
+    char directory[300];
+    st_checkpoint c = open_checkpoint(models[0].directory);
+    st_tensor *A_log = &c.tensors[st_find(&c, "model.layers.0.self_attn.A_log") - c.tensors];
+    rewrite r = {NULL, AS_IT_IS, (linear_type)0, false, 0};
+    hybrid_model model;
+    error e;
+    temporary("A_log", directory);
+    copy_config(models[0].directory, directory);
+    A_log->n_dims = 2, A_log->dims[0] = 2, A_log->dims[1] = 2;
+    write_checkpoint(directory, &c, r);
+    CHECK(hybrid_open(&model, directory, &e));
+    hybrid_close(&model);
+    A_log->n_dims = 1, A_log->dims[0] = 3, A_log->elements = 3, A_log->bytes = 12;
+    write_checkpoint(directory, &c, r);
+    CHECK(!hybrid_open(&model, directory, &e));
+    CHECK_MSG(strstr(e.text, "4 numbers") && strstr(e.text, "[3]"), "%s", e.text);
+    st_close(&c);
+}
+
+static void no_model_at_all(void) {
+    hybrid_model model;
+    error e;
+    char directory[300], long_path[5000];
+    CHECK(!hybrid_open(&model, "tests/no/such/directory", &e));
+    CHECK_MSG(strstr(e.text, "tests/no/such/directory/config.json"), "%s", e.text);
+    temporary("empty", directory);
+    copy_config(models[0].directory, directory);
+    CHECK(!hybrid_open(&model, directory, &e));
+    CHECK_MSG(strstr(e.text, "model.safetensors"), "%s", e.text);
+    memset(long_path, 'a', sizeof long_path - 1);
+    long_path[sizeof long_path - 1] = '\0';
+    CHECK(!hybrid_open(&model, long_path, &e));
+}
+
+int main(void) {
+    TEST(kimi_linear_matches);
+    TEST(kimi_k3_matches);
+    TEST(blocks_of_any_size_match);
+    TEST(splits_match_each_other);
+    TEST(last_logits_are_the_last_row);
+    TEST(sessions_are_separate);
+    TEST(refused_tokens_change_nothing);
+    TEST(sizes_are_known);
+    TEST(router_matches_definition);
+    TEST(bias_only_selects);
+    TEST(activations_match_definition);
+    TEST(each_key_is_checked);
+    TEST(ranges_and_contradictions);
+    TEST(other_quantizations_are_refused_by_name);
+    TEST(missing_keys_have_published_defaults);
+    TEST(kimi_linear_48b_sizes);
+    TEST(each_tensor_is_checked);
+    TEST(weight_types_and_alignment);
+    TEST(tied_embeddings);
+    TEST(one_layer_and_extra_tensors);
+    TEST(truncated_files_are_refused);
+    TEST(A_log_shapes);
+    TEST(no_model_at_all);
+    return test_summary();
+}
