@@ -143,8 +143,8 @@ static void by_hand(void) {
         float o[4], state[4];
         problem_solve(&p, both[a], state, o);
         for (size_t i = 0; i < 4; i++) {
-            CHECK_AT_MOST("o", fabsf(o[i] - want_o[i]), 1e-6);
-            CHECK_AT_MOST("state", fabsf(state[i] - want_state[i]), 1e-6);
+            CHECK_AT_MOST("o", (double)fabsf(o[i] - want_o[i]), 1e-6);
+            CHECK_AT_MOST("state", (double)fabsf(state[i] - want_state[i]), 1e-6);
         }
     }
 }

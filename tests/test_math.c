@@ -13,8 +13,8 @@ static float from_bits(uint32_t bits) {
 /* |got - want| in units of the last place of a float next to `want`. */
 static double ulps(float got, double want) {
     int exponent;
-    if (isnan(got)) return INFINITY;
-    if (want > (double)FLT_MAX) return isinf(got) ? 0 : INFINITY;
+    if (isnan(got)) return HUGE_VAL;
+    if (want > (double)FLT_MAX) return isinf(got) ? 0 : HUGE_VAL;
     frexp(want, &exponent);
     if (exponent < -125) exponent = -125; /* subnormal: fixed spacing */
     return fabs((double)got - want) / ldexp(1, exponent - 24);
@@ -26,13 +26,12 @@ static double exact_exp(double x) {
 
 /* The worst error over floats of both signs, about 4 million of them evenly over the bit patterns,
  * offset by a prime so that all exponents and many mantissas are met. */
-static void check_function(const char *name, float (*function)(float), double (*exact)(double),
-                           double limit_above) {
+static void check_function(const char *name, float (*function)(float), double (*exact)(double)) {
     double worst = 0;
     float at = 0;
     for (uint32_t bits = 0; bits < 0xFF800000u - 1021u; bits += 1021u) {
         float x = from_bits(bits);
-        if (isnan(x) || (double)x > limit_above) continue;
+        if (isnan(x)) continue;
         double error = ulps(function(x), exact((double)x));
         if (!(error <= worst)) worst = error, at = x;
     }
@@ -41,13 +40,13 @@ static void check_function(const char *name, float (*function)(float), double (*
 }
 
 static void exp_within_2_ulp(void) {
-    check_function("exp", kda_exp, exact_exp, INFINITY);
+    check_function("exp", kda_exp, exact_exp);
 }
 static void sigmoid_within_2_ulp(void) {
-    check_function("sigmoid", kda_sigmoid, reference_sigmoid, INFINITY);
+    check_function("sigmoid", kda_sigmoid, reference_sigmoid);
 }
 static void softplus_within_2_ulp(void) {
-    check_function("softplus", kda_softplus, reference_softplus, INFINITY);
+    check_function("softplus", kda_softplus, reference_softplus);
 }
 
 static void values_at_the_ends(void) {
