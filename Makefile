@@ -15,9 +15,10 @@ C_FLAGS  := -std=c11 -D_POSIX_C_SOURCE=200809L $(WARNINGS) -Wstrict-prototypes $
 
 HEADERS  := $(wildcard *.h examples/*.h tests/*.h)
 PROGRAMS := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
+CXX_FLAGS := -std=c++17 -D_POSIX_C_SOURCE=200809L $(WARNINGS) $(CFLAGS)
 TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
 
-.PHONY: all help demo test clean
+.PHONY: all help demo test engine clean
 
 all: $(PROGRAMS)  ## build the programs (default)
 
@@ -28,17 +29,24 @@ demo: $(BUILD)/generate  ## generate with a tiny random checkpoint, and show wha
 	printf '1 20 33 7 5 64 128 9\n' | $(BUILD)/generate tests/golden/models/kimi-linear-tiny --tokens - --generate 24
 
 test: $(PROGRAMS) $(TESTS)  ## build and run every test
-	@BUILD=$(BUILD) sh tests/run.sh $(TESTS)
+	@BUILD=$(BUILD) CC='$(CC)' sh tests/run.sh $(TESTS) tests/symbols.sh
+
+engine: $(BUILD)/engine  ## build and run the C++ serving example
+	$(BUILD)/engine
 
 # Each test is a program of one file, but for the one that is about several.
 $(BUILD)/tests/test_header: tests/header_second.c tests/header_static.c
 $(BUILD)/tests/%: tests/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
-	$(CC) $(C_FLAGS) $(filter %.c,$^) -o $@ -lm
+	$(CC) $(C_FLAGS) $(filter %.c,$^) -o $@ -lm -pthread
 
 $(BUILD)/%: examples/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
 	$(CC) $(C_FLAGS) $< -o $@ -lm
+
+$(BUILD)/%: examples/%.cpp $(HEADERS) Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(CXX_FLAGS) $< -o $@ -lm -pthread
 
 clean:  ## remove what was built
 	rm -rf $(BUILD)

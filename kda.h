@@ -13,7 +13,26 @@ WHAT IT DOES
 
     Everything that one KDA layer does apart from its dense projections: the short causal
     convolution, the decay gate, beta, the L2 norm of queries and keys, the recurrence for one
-    token or many, and the gated output norm.
+    token or many, and the gated output norm; for any number of sequences in one call. And the life
+    of the state: clear, copy, save, load, run draft tokens and accept some of them.
+
+WHICH CALL
+
+    kda_layer        all of a layer between its projections: what most engines want, once a layer
+    kda_forward      the operator alone (gate, beta and L2 norm included)
+    kda_conv, kda_log_decay, kda_l2_norm, kda_gated_norm      the parts around it
+    ..._verify, ..._commit      the same on draft tokens, and accepting the first m of them
+    kda_save, kda_load          a sequence's state and window in one checked blob
+
+    A layer's call reads the projected rows where the engine has them, prefill and decode alike:
+
+        layer.op ...                            shape, gate, beta as in the program below
+        layer.conv_width = 4, layer.conv_activation = KDA_ACTIVATION_SILU;
+        layer.q_conv = ..., layer.A_log = ..., layer.norm_weight = ...;     once, at load
+        args.q = kda_in(fused, KDA_BF16, row_width, 128);       columns of one fused row
+        args.k = kda_in(fused + 4096, KDA_BF16, row_width, 128); ...
+        args.seqs = seqs, args.n_seqs = n;      per sequence: tokens, state, window
+        kda_layer(&layer, &args, &run);
 
 SMALLEST PROGRAM
 
@@ -80,13 +99,18 @@ THE MATHEMATICS
 
 LAYOUTS
 
-    State, per sequence: float [n_heads][dim_v][dim_k], a row per value channel, key channels
-    contiguous. kda_state_import_kv and kda_state_export_kv convert the [n_heads][dim_k][dim_v]
-    order of flash-linear-attention's default.
+    State, per sequence: [n_heads][dim_v][dim_k], a row per value channel, key channels contiguous;
+    float32, or f16 by choice (arithmetic stays float32, and each token rounds).
+    kda_state_import_kv and kda_state_export_kv convert the [n_heads][dim_k][dim_v] order of
+    flash-linear-attention's default.
+
+    Window of a convolution: float32 [width - 1][channels], oldest first. Of a layer: those of q, k
+    and v, one after another.
 
     Tokens of a batch lie one after another: the rows of sequence 0, then those of sequence 1, ...
     A view gives an element's place as data[token * token_stride + head * head_stride + i], strides
     in elements: columns of a wider row are the normal case. The innermost dimension is contiguous.
+    Each view has its own type: float32, f16 or bf16 (to 16 bits: nearest, ties to even).
 
     Which query/key head serves value head h, with n_qk_heads < n_heads:
         KDA_HEADS_GROUPED    h / (n_heads / n_qk_heads)       flash-linear-attention, vLLM
@@ -94,13 +118,22 @@ LAYOUTS
 
 MEMORY
 
-    The library never allocates. States, windows and scratch are the caller's; size functions tell
-    the bytes and return 0 for an invalid description or a size past what can be addressed. Scratch
-    may have any alignment (64 bytes recommended) and its size does not depend on the number of
-    tokens; its contents carry nothing from one call to the next. Other pointers need the alignment
-    of their element type. A call uses less than 4 KiB of stack.
+    The library never allocates. States, windows, journals and scratch are the caller's; size
+    functions tell the bytes and return 0 for an invalid description or a size past what can be
+    addressed. Scratch and blobs may have any alignment (64 bytes recommended); scratch does not
+    depend on the number of tokens, and carries nothing from one call to the next. Other pointers
+    need the alignment of their element type. A call uses less than 4 KiB of stack.
 
     No mutable globals: calls on different states and scratch may run at once in any threads.
+
+THREADS
+
+    The library starts none. A call runs in the calling thread, or in the host's pool through
+    run.parallel_for, or, compiled with OpenMP and without a hook, in OpenMP's threads. Work is
+    claimed piece by piece (a sequence, a head, a tile of its value channels), so a pool that runs
+    fewer workers than asked, one at a time, or none, still gets the whole result; a call from
+    inside a parallel region is fine. Results never depend on who did what. kda_layer has three
+    such rounds for every 64 rows: convolutions, operator, norm.
 
 ERRORS
 
@@ -115,17 +148,26 @@ NUMERICS
     * A sum over n elements has one fixed shape: 16 running lanes, element i goes to lane i % 16 by
       fused multiply-add in order of i, the last 16 padded with zeros; then lanes 8 apart are
       added, then 4, 2, 1.
-    * The recurrent path gives the same bits however the tokens are split into calls and whatever
-      else is in the batch. The chunked path does so across calls split at multiples of KDA_CHUNK.
-      The two paths differ from each other by rounding only.
+    * The recurrent path gives the same bits however the tokens are split into calls, whatever else
+      is in the batch and however many threads run. The chunked path does so across calls split at
+      multiples of KDA_CHUNK. The two differ from each other by rounding only.
+    * verify and commit(m) give the bits of m single steps, of state, window and outputs.
+    * kda_layer gives the bits of its parts called one by one.
     * Any gate value up to and including -inf is safe in both paths: no overflow, no division by a
       decay. NaN and Inf in one sequence or head stay there.
     * -ffast-math breaks these promises; a build with it is refused unless KDA_ALLOW_FAST_MATH is
       defined.
 
+OPTIONS
+
+    KDA_STATIC              every function static
+    KDA_API                 or your own linkage
+    KDA_ALLOW_FAST_MATH     see NUMERICS
+
 LIMITS
 
-    float32 tensors. Any dim_k, dim_v >= 1, any number of heads; convolution widths 1 to 64.
+    Any dim_k, dim_v >= 1, any number of heads; convolution widths 1 to 64. A log-decay above 0 reads
+    as 0, an A_log above 88 as 88. States of bf16 are refused: they are 8 times less exact than f16.
 */
 #ifndef KDA_H
 #define KDA_H
@@ -157,23 +199,32 @@ extern "C" {
 
 typedef enum kda_result {
     KDA_OK = 0,
-    KDA_ERR_NULL,        /* a pointer that the call needs is null */
-    KDA_ERR_DIMS,        /* a dimension or head count is 0, or n_qk_heads does not divide n_heads */
-    KDA_ERR_SIZE,        /* a size or an extent is more than ptrdiff_t can hold in bytes */
-    KDA_ERR_GATE,        /* no gate chosen, an unknown one, or A_log/dt_bias with a ready log-decay */
-    KDA_ERR_LOWER_BOUND, /* bounded gate: not finite and below 0; another gate: not 0 */
-    KDA_ERR_BETA,        /* no beta form chosen, or an unknown one */
-    KDA_ERR_HEAD_MAP,    /* unknown head map */
-    KDA_ERR_FLAGS,       /* unknown flag bit */
-    KDA_ERR_NUMBER,      /* scale or eps is negative or not finite */
-    KDA_ERR_TYPE,        /* unknown element type */
-    KDA_ERR_ALIGN,       /* a pointer is not aligned to its element type */
-    KDA_ERR_STRIDE,      /* rows of an output overlap each other */
-    KDA_ERR_ALIAS,       /* two sequences of a batch share a state or a window */
-    KDA_ERR_ALGORITHM,   /* unknown algorithm */
-    KDA_ERR_SCRATCH,     /* scratch is smaller than the size function says */
-    KDA_ERR_WIDTH,       /* convolution width outside 1 .. KDA_CONV_MAX_WIDTH */
-    KDA_ERR_ACTIVATION   /* no activation chosen, or an unknown one */
+    KDA_ERR_NULL,          /* a pointer that the call needs is null */
+    KDA_ERR_DIMS,          /* a dimension or head count is 0, or n_qk_heads does not divide n_heads */
+    KDA_ERR_SIZE,          /* a size or an extent is more than ptrdiff_t can hold in bytes */
+    KDA_ERR_GATE,          /* no gate, an unknown one, or A_log/dt_bias with a ready log-decay */
+    KDA_ERR_LOWER_BOUND,   /* bounded gate: not finite and below 0; another gate: not 0 */
+    KDA_ERR_BETA,          /* no beta form chosen, or an unknown one */
+    KDA_ERR_HEAD_MAP,      /* unknown head map */
+    KDA_ERR_FLAGS,         /* unknown flag bit */
+    KDA_ERR_NUMBER,        /* scale or eps is negative or not finite */
+    KDA_ERR_TYPE,          /* unknown element type, or one that a state cannot have */
+    KDA_ERR_ALIGN,         /* a pointer is not aligned to its element type */
+    KDA_ERR_STRIDE,        /* rows of an output overlap each other */
+    KDA_ERR_ALIAS,         /* two sequences of a batch share a state, window or journal */
+    KDA_ERR_ALGORITHM,     /* unknown algorithm, or one that the call cannot use */
+    KDA_ERR_SCRATCH,       /* scratch is null or smaller than its size function says */
+    KDA_ERR_WIDTH,         /* convolution width outside 1 .. KDA_CONV_MAX_WIDTH */
+    KDA_ERR_ACTIVATION,    /* no activation chosen, or an unknown one */
+    KDA_ERR_THREADS,       /* a parallel_for without a number of threads */
+    KDA_ERR_JOURNAL,       /* not a journal that a verify of this description wrote, or used up */
+    KDA_ERR_COUNT,         /* more tokens accepted than the journal holds */
+    KDA_ERR_BLOB,          /* the buffer does not begin like a saved state */
+    KDA_ERR_BLOB_VERSION,  /* saved by a version of the format that this one does not read */
+    KDA_ERR_BLOB_SHORT,    /* the buffer is shorter than the saved state */
+    KDA_ERR_BLOB_LONG,     /* the buffer is longer than the saved state */
+    KDA_ERR_BLOB_ALTERED,  /* the checksum does not fit the contents */
+    KDA_ERR_BLOB_MISMATCH  /* a sound saved state, but of another shape, type or window */
 } kda_result;
 
 /* The spelling of a result, "KDA_ERR_DIMS"; "KDA_ERR_UNKNOWN" for a value that is none. */
@@ -195,7 +246,7 @@ typedef enum kda_beta { /* 0 is no form: a description must choose */
 
 typedef enum kda_head_map { KDA_HEADS_GROUPED = 0, KDA_HEADS_TILED = 1 } kda_head_map;
 
-typedef enum kda_type { KDA_F32 = 0 } kda_type;
+typedef enum kda_type { KDA_F32 = 0, KDA_F16 = 1, KDA_BF16 = 2 } kda_type;
 
 typedef enum kda_algorithm {
     KDA_AUTO = 0,      /* recurrent below KDA_CHUNK tokens of a sequence in the call, else chunked */
@@ -222,6 +273,7 @@ typedef struct kda_desc {
     float scale;           /* of the query; 0 means 1 / sqrt(dim_k) */
     float lower_bound;     /* bounded gate: the lowest log-decay, < 0; other gates: 0 */
     float l2_eps;          /* added to the sum of squares; 0 means 1e-6 */
+    kda_type state_type;   /* KDA_F32, or KDA_F16 for half the memory; arithmetic is float32 */
 } kda_desc;
 
 /* A tensor to read: element i of head h of token t is data[t*token_stride + h*head_stride + i].
@@ -241,78 +293,168 @@ typedef struct kda_output {
     kda_type type;
 } kda_output;
 
-static inline kda_input kda_in_f32(const float *data, ptrdiff_t token_stride, ptrdiff_t head_stride) {
+static inline kda_input kda_in(const void *data, kda_type type, ptrdiff_t token_stride,
+                               ptrdiff_t head_stride) {
     kda_input view;
     view.data = data;
     view.token_stride = token_stride;
     view.head_stride = head_stride;
-    view.type = KDA_F32;
+    view.type = type;
     return view;
 }
 
-static inline kda_output kda_out_f32(float *data, ptrdiff_t token_stride, ptrdiff_t head_stride) {
+static inline kda_output kda_out(void *data, kda_type type, ptrdiff_t token_stride,
+                                 ptrdiff_t head_stride) {
     kda_output view;
     view.data = data;
     view.token_stride = token_stride;
     view.head_stride = head_stride;
-    view.type = KDA_F32;
+    view.type = type;
     return view;
 }
 
-/* One sequence of a batch: its next n_tokens rows of every tensor, and what it owns. A null state
- * (kda_forward) or window (kda_conv) marks padding: its rows are skipped and not written. */
+static inline kda_input kda_in_f32(const float *data, ptrdiff_t token_stride, ptrdiff_t head_stride) {
+    return kda_in(data, KDA_F32, token_stride, head_stride);
+}
+
+static inline kda_output kda_out_f32(float *data, ptrdiff_t token_stride, ptrdiff_t head_stride) {
+    return kda_out(data, KDA_F32, token_stride, head_stride);
+}
+
+/* One sequence of a batch: its next n_tokens rows of every tensor, and what it owns. A sequence
+ * with a null state (kda_forward, kda_layer) or window (kda_conv) is padding: its rows are skipped,
+ * and nothing of it is written; its other pointers should be null as well, as kda_slot makes them.
+ * Fields that a call does not use may be null. A journal is committed by the counterpart of the
+ * function that wrote it. */
 typedef struct kda_seq {
-    size_t n_tokens; /* 0 leaves state and window as they are */
-    void *state;     /* kda_state_bytes(desc), float [n_heads][dim_v][dim_k] */
-    void *window;    /* kda_conv_window_bytes(desc), float [width - 1][channels] */
+    size_t n_tokens; /* 0 leaves everything as it is */
+    void *state;     /* kda_state_bytes(desc), [n_heads][dim_v][dim_k] of desc.state_type */
+    void *window;    /* kda_conv_window_bytes(desc), float [width - 1][channels]; of a layer,
+                        kda_layer_window_bytes(layer) */
+    void *journal;   /* for the verify functions: kda_journal_bytes(desc, n_tokens), or that of the
+                        convolution or layer */
 } kda_seq;
+
+/* The state, window or journal of a slot in a pool of equal pieces; null for a negative slot, which
+ * makes its sequence padding. */
+static inline void *kda_slot(void *pool, size_t piece_bytes, ptrdiff_t slot) {
+    return slot < 0 ? NULL : (void *)((unsigned char *)pool + (size_t)slot * piece_bytes);
+}
+
+/* A host's thread pool. kda_parallel_for calls task(context, index) for each index below n, each
+ * once, in any order and in any threads, and returns when all those calls have returned. Running
+ * only some of the indices, or none, costs speed and nothing else: work is claimed piece by piece,
+ * and what is left is done by the calling thread. */
+typedef void (*kda_task)(void *context, size_t index);
+typedef void (*kda_parallel_for)(void *user, size_t n, kda_task task, void *context);
 
 /* How to run a call. Zeroed, but for scratch, is a good choice. */
 typedef struct kda_run {
     kda_algorithm algorithm;
-    void *scratch; /* kda_scratch_bytes(desc, n_seqs, run) bytes, any alignment */
+    void *scratch; /* what the size function of the call says for this run; any alignment */
     size_t scratch_bytes;
+    kda_parallel_for parallel_for; /* null: OpenMP if compiled with it, else the calling thread */
+    void *user;                    /* handed to parallel_for */
+    size_t n_threads;              /* with parallel_for: how many may run, >= 1; with OpenMP: 0 means
+                                      as many as it would take; otherwise not used */
 } kda_run;
 
 /* ==== 2. The operator ========================================================================= */
 
 typedef struct kda_args {
-    kda_input q;           /* [tokens][n_qk_heads][dim_k] */
-    kda_input k;           /* [tokens][n_qk_heads][dim_k] */
-    kda_input v;           /* [tokens][n_heads][dim_v] */
-    kda_input g;           /* [tokens][n_heads][dim_k], as desc.gate says */
-    kda_input beta;        /* [tokens][n_heads][1], as desc.beta says */
-    kda_output o;          /* [tokens][n_heads][dim_v]; may be v itself (same data and strides) */
-    const float *A_log;    /* [n_heads]; softplus gate: needed; bounded gate: null means 0 */
-    const float *dt_bias;  /* [n_heads][dim_k]; null means 0 */
-    const kda_seq *seqs;   /* [n_seqs] */
+    kda_input q;          /* [tokens][n_qk_heads][dim_k] */
+    kda_input k;          /* [tokens][n_qk_heads][dim_k] */
+    kda_input v;          /* [tokens][n_heads][dim_v] */
+    kda_input g;          /* [tokens][n_heads][dim_k], as desc.gate says */
+    kda_input beta;       /* [tokens][n_heads][1], as desc.beta says */
+    kda_output o;         /* [tokens][n_heads][dim_v]; may be v itself (same data, strides, type) */
+    const float *A_log;   /* [n_heads]; softplus gate: needed; bounded gate: null means 0 */
+    const float *dt_bias; /* [n_heads][dim_k]; null means 0 */
+    const kda_seq *seqs;  /* [n_seqs] */
     size_t n_seqs;
 } kda_args;
 
-/* Bytes of one sequence's state, n_heads * dim_v * dim_k floats; 0 if the description is invalid or
- * the size overflows. */
+/* Bytes of one sequence's state, n_heads * dim_v * dim_k elements; 0 if the description is invalid
+ * or the size overflows. */
 KDA_API size_t kda_state_bytes(const kda_desc *desc);
 
-/* Bytes of scratch for a kda_forward of at most n_seqs sequences, whatever their lengths, run that
- * way (null: in any way of this version); 0 if something is invalid or the size overflows. */
+/* Bytes of scratch for a kda_forward or kda_commit (for a kda_verify: the other function) of at
+ * most n_seqs sequences, whatever their lengths, run that way (null: any algorithm, in the calling
+ * thread, or in OpenMP's); 0 if something is invalid or the size overflows. */
 KDA_API size_t kda_scratch_bytes(const kda_desc *desc, size_t n_seqs, const kda_run *run);
+KDA_API size_t kda_verify_scratch_bytes(const kda_desc *desc, size_t n_seqs, const kda_run *run);
 
 /* Runs every sequence of the batch through the recurrence (see THE MATHEMATICS): reads q, k, v, g,
  * beta, updates each state in place, writes o. Nothing but o = v may alias.
- * Errors: any of KDA_ERR_NULL .. KDA_ERR_SCRATCH but KDA_ERR_WIDTH and KDA_ERR_ACTIVATION. */
+ * Errors: KDA_ERR_NULL to KDA_ERR_SCRATCH, and KDA_ERR_THREADS. */
 KDA_API kda_result kda_forward(const kda_desc *desc, const kda_args *args, const kda_run *run);
 
-/* ==== 3. The state's life ===================================================================== */
+/* ==== 3. Speculation ==========================================================================
+ *
+ * kda_verify runs draft tokens and leaves every state as it is; kda_commit then applies the first m
+ * of them and gives the very bits that m single steps give. The journal between them holds, per
+ * token and head, the decay and the key (dim_k each) and the correction u (dim_v): a rank-1 update,
+ * (2 dim_k + dim_v) * 4 bytes, where a copy of the state takes dim_k * dim_v * 4. */
+
+/* Bytes of a journal for n_tokens draft tokens of one sequence; 0 if invalid or overflowing. */
+KDA_API size_t kda_journal_bytes(const kda_desc *desc, size_t n_tokens);
+
+/* As kda_forward the recurrent way (run->algorithm KDA_AUTO or KDA_RECURRENT), but states stay
+ * untouched and each sequence's journal is written. Errors: as kda_forward. */
+KDA_API kda_result kda_verify(const kda_desc *desc, const kda_args *args, const kda_run *run);
+
+/* Applies the first seqs[i].n_tokens tokens of seqs[i].journal to seqs[i].state, which must be as
+ * it was at the verify, and uses the journal up. 0 tokens write nothing, to neither, and the
+ * journal may then be null. A null state is padding.
+ * Errors: KDA_ERR_NULL to KDA_ERR_SCRATCH, KDA_ERR_THREADS, KDA_ERR_JOURNAL, KDA_ERR_COUNT. */
+KDA_API kda_result kda_commit(const kda_desc *desc, const kda_seq *seqs, size_t n_seqs,
+                              const kda_run *run);
+
+/* ==== 4. The state's life ===================================================================== */
 
 /* Zeroes a state: stores zeros, so that nothing of an earlier owner (NaN included) survives. */
 KDA_API kda_result kda_state_clear(const kda_desc *desc, void *state);
 
+/* Copies a state. No overlap. */
+KDA_API kda_result kda_state_copy(const kda_desc *desc, const void *from, void *to);
+
+/* 1 if every element of the state is finite, 0 if not or if an argument is invalid: for a server to
+ * ask before it keeps a state. */
+KDA_API int kda_state_is_finite(const kda_desc *desc, const void *state);
+
 /* state[h][v][k] = kv[h][k][v] and back: the [n_heads][dim_k][dim_v] order of
- * flash-linear-attention's default, ONNX and the 48B's own code. No aliasing. */
+ * flash-linear-attention's default, ONNX and the 48B's own code, in float32. No aliasing. */
 KDA_API kda_result kda_state_import_kv(const kda_desc *desc, const float *kv, void *state);
 KDA_API kda_result kda_state_export_kv(const kda_desc *desc, const void *state, float *kv);
 
-/* ==== 4. The parts around it ================================================================== */
+/* What a saved sequence consists of: the state, its convolution window (window_bytes 0 and null if
+ * there is none) and how many tokens both have seen. A blob holds all three or nothing. */
+typedef struct kda_saved {
+    void *state;
+    void *window;
+    size_t window_bytes;
+    uint64_t n_tokens;
+} kda_saved;
+
+/* Bytes of a blob; 0 if the description is invalid, window_bytes no whole number of floats, or the
+ * size overflows. */
+KDA_API size_t kda_save_bytes(const kda_desc *desc, size_t window_bytes);
+
+/* Writes a blob of exactly kda_save_bytes: version, dimensions, order, type, token count, contents
+ * and a checksum over all of it, little-endian on every machine. The blob may have any alignment.
+ * Errors: KDA_ERR_NULL to KDA_ERR_ALIGN (KDA_ERR_SIZE also for a window_bytes that is no whole
+ * number of floats), KDA_ERR_BLOB_SHORT, KDA_ERR_BLOB_LONG. */
+KDA_API kda_result kda_save(const kda_desc *desc, const kda_saved *saved, void *blob,
+                            size_t blob_bytes);
+
+/* Reads a blob into saved->state and saved->window (sizes as given) and sets saved->n_tokens.
+ * Writes nothing unless all of the blob is sound and fits; whether the count is the one that the
+ * caller's prefix has is for him to see. Errors: as kda_save, and KDA_ERR_BLOB,
+ * KDA_ERR_BLOB_VERSION, KDA_ERR_BLOB_ALTERED, KDA_ERR_BLOB_MISMATCH. */
+KDA_API kda_result kda_load(const kda_desc *desc, kda_saved *saved, const void *blob,
+                            size_t blob_bytes);
+
+/* ==== 5. The parts around the operator ======================================================== */
 
 /* exp(x), 1 / (1 + exp(-x)) and log(1 + exp(x)): at most 2 ulp from the exact value over all of
  * float, subnormal results included; NaN gives NaN. These very functions are used inside. */
@@ -320,8 +462,15 @@ KDA_API float kda_exp(float x);
 KDA_API float kda_sigmoid(float x);
 KDA_API float kda_softplus(float x);
 
+/* The 16-bit types as bit patterns. To 16 bits: nearest, ties to even, overflow to infinity; from
+ * 16 bits: exact. NaN stays NaN (quiet, its upper bits kept). */
+KDA_API float kda_from_f16(uint16_t bits);
+KDA_API uint16_t kda_to_f16(float x);
+KDA_API float kda_from_bf16(uint16_t bits);
+KDA_API uint16_t kda_to_bf16(float x);
+
 /* Raw gate to log-decay, g = gate(raw) as desc.gate says (not KDA_GATE_LOG_DECAY). kda_forward
- * given this g as KDA_GATE_LOG_DECAY gives the same bits as given the raw gate.
+ * given this g (in float32) as KDA_GATE_LOG_DECAY gives the same bits as given the raw gate.
  * raw, g: [n_tokens][n_heads][dim_k]; g may be raw itself. A_log, dt_bias: as in kda_args. */
 KDA_API kda_result kda_log_decay(const kda_desc *desc, size_t n_tokens, kda_input raw,
                                  const float *A_log, const float *dt_bias, kda_output g);
@@ -333,7 +482,8 @@ KDA_API kda_result kda_l2_norm(size_t n_tokens, size_t n_heads, size_t dim, floa
 
 /* y = x / sqrt(mean(x^2) + eps) * weight * sigmoid(gate) for each head of each token: the norm
  * after the operator. x, gate, y: [n_tokens][n_heads][dim]; weight: [dim], shared by all heads; y
- * may be x or gate itself. (flash-linear-attention's FusedRMSNormGated with sigmoid.) */
+ * may be x or gate itself. eps is used as it is: 0 is 0. (flash-linear-attention's
+ * FusedRMSNormGated with sigmoid.) */
 KDA_API kda_result kda_gated_norm(size_t n_tokens, size_t n_heads, size_t dim, float eps,
                                   const float *weight, kda_input x, kda_input gate, kda_output y);
 
@@ -352,28 +502,87 @@ typedef struct kda_conv_desc {
 
 typedef struct kda_conv_args {
     kda_input x;         /* [tokens][channels]; head_stride is not used */
-    kda_output y;        /* [tokens][channels]; may be x itself */
+    kda_output y;        /* [tokens][channels]; may be x itself (same data, stride and type) */
     const float *weight; /* [channels][width], the last tap for the current token */
-    const kda_seq *seqs; /* [n_seqs]; n_tokens and window are used */
+    const kda_seq *seqs; /* [n_seqs]; n_tokens and window are used, and journal by the verify */
     size_t n_seqs;
 } kda_conv_args;
 
 /* Bytes of one sequence's window, (width - 1) * channels floats: the last inputs, oldest first;
  * zeros before the first token. 0 if the description is invalid, or width is 1 (no window needed:
- * pass any non-null pointer). */
+ * pass any pointer that is aligned and not null). */
 KDA_API size_t kda_conv_window_bytes(const kda_conv_desc *desc);
 
-/* Bytes of scratch for a kda_conv of at most n_seqs sequences; 0 as above. */
-KDA_API size_t kda_conv_scratch_bytes(const kda_conv_desc *desc, size_t n_seqs);
+/* Bytes of scratch for a kda_conv, kda_conv_verify or kda_conv_commit of at most n_seqs sequences,
+ * run that way (null: as for kda_scratch_bytes); 0 as above. */
+KDA_API size_t kda_conv_scratch_bytes(const kda_conv_desc *desc, size_t n_seqs, const kda_run *run);
 
 /* The short causal convolution of each channel, and its activation:
  *     y[t][c] = act( sum over i < width of weight[c][i] x[t - width + 1 + i][c] )
  * with inputs before the call taken from the window, which then holds the last width - 1 inputs.
  * Any split of the tokens into calls gives the same bits.
  * Errors: KDA_ERR_NULL, _DIMS, _SIZE, _TYPE, _ALIGN, _STRIDE, _ALIAS, _SCRATCH, _WIDTH,
- * _ACTIVATION. */
+ * _ACTIVATION, _THREADS. */
 KDA_API kda_result kda_conv(const kda_conv_desc *desc, const kda_conv_args *args,
                             const kda_run *run);
+
+/* Speculation for the window, as for the state: verify leaves windows as they are and keeps the
+ * inputs in journals; commit moves a window on by the first seqs[i].n_tokens of them and uses the
+ * journal up, giving the bits of single steps. Errors of commit: as kda_commit. */
+KDA_API size_t kda_conv_journal_bytes(const kda_conv_desc *desc, size_t n_tokens);
+KDA_API kda_result kda_conv_verify(const kda_conv_desc *desc, const kda_conv_args *args,
+                                   const kda_run *run);
+KDA_API kda_result kda_conv_commit(const kda_conv_desc *desc, const kda_seq *seqs, size_t n_seqs,
+                                   const kda_run *run);
+
+/* ==== 6. A whole layer between its projections ================================================ */
+
+/* One layer: its shape and its small weights. */
+typedef struct kda_layer_desc {
+    kda_desc op;
+    size_t conv_width;
+    kda_activation conv_activation; /* Kimi: KDA_ACTIVATION_SILU */
+    const float *q_conv, *k_conv;   /* [n_qk_heads * dim_k][conv_width] */
+    const float *v_conv;            /* [n_heads * dim_v][conv_width] */
+    const float *A_log, *dt_bias;   /* as in kda_args */
+    const float *norm_weight;       /* [dim_v] */
+    float norm_eps;                 /* Kimi: the model's rms_norm_eps; used as it is */
+} kda_layer_desc;
+
+/* The projected rows of a layer. Channel c of a q or k convolution is element c % dim_k of head
+ * c / dim_k, and likewise of v. */
+typedef struct kda_layer_args {
+    kda_input q, k;    /* [tokens][n_qk_heads][dim_k], before the convolution */
+    kda_input v;       /* [tokens][n_heads][dim_v], before the convolution */
+    kda_input g;       /* [tokens][n_heads][dim_k] */
+    kda_input beta;    /* [tokens][n_heads][1] */
+    kda_input gate;    /* [tokens][n_heads][dim_v], the output gate before its sigmoid */
+    kda_output o;      /* [tokens][n_heads][dim_v]; may be v or gate itself */
+    const kda_seq *seqs; /* [n_seqs]: n_tokens, state, window, and journal for the verify */
+    size_t n_seqs;
+} kda_layer_args;
+
+/* Sizes look at a layer's shape and not at its weights, which may be null.
+ * Bytes of one sequence's window: the windows of q, k and v, one after another. 0 if invalid, or if
+ * conv_width is 1. */
+KDA_API size_t kda_layer_window_bytes(const kda_layer_desc *layer);
+/* Bytes of one sequence's journal for n_tokens draft tokens: of the state and the windows. */
+KDA_API size_t kda_layer_journal_bytes(const kda_layer_desc *layer, size_t n_tokens);
+/* Bytes of scratch for the three calls below; null run: as for kda_scratch_bytes. */
+KDA_API size_t kda_layer_scratch_bytes(const kda_layer_desc *layer, size_t n_seqs,
+                                       const kda_run *run);
+
+/* Convolution and activation of q, k and v, gate, beta, L2 norm, operator and gated norm: the bits
+ * of kda_conv (three times, to float32), kda_forward (to float32) and kda_gated_norm called one by
+ * one. Errors: any of those calls'. */
+KDA_API kda_result kda_layer(const kda_layer_desc *layer, const kda_layer_args *args,
+                             const kda_run *run);
+
+/* Speculation for state and windows together; rules as for kda_verify and kda_commit. */
+KDA_API kda_result kda_layer_verify(const kda_layer_desc *layer, const kda_layer_args *args,
+                                    const kda_run *run);
+KDA_API kda_result kda_layer_commit(const kda_layer_desc *layer, const kda_seq *seqs, size_t n_seqs,
+                                    const kda_run *run);
 
 #ifdef __cplusplus
 }
@@ -391,12 +600,18 @@ KDA_API kda_result kda_conv(const kda_conv_desc *desc, const kda_conv_args *args
 
 #include <math.h>
 #include <string.h>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#if defined(_MSC_VER) && !defined(__clang__)
+#include <intrin.h>
+#endif
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* ==== 5. Elementary functions and sums ========================================================
+/* ==== 7. Elementary functions and sums ========================================================
  *
  * Every multiply-add below is an explicit fmaf and every other product feeds only products, fmaf or
  * divisions: a compiler that contracts a*b+c on its own then finds nothing to change, and each
@@ -500,7 +715,95 @@ KDA_API float kda_softplus(float x) {
     return x > 0.0f ? x + log1p_z : x != x ? x : log1p_z;
 }
 
-/* ==== 6. Checks =============================================================================== */
+/* ==== 8. Element types ======================================================================== */
+
+static uint32_t kdai_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static float kdai_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+KDA_API float kda_from_f16(uint16_t bits) {
+    uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, rest = bits & 0x7fffu;
+    if (rest >= 0x7c00u) /* infinity, or NaN made quiet */
+        return kdai_float(sign | 0x7f800000u | rest << 13 | (rest > 0x7c00u ? 0x400000u : 0u));
+    if (rest >= 0x0400u) return kdai_float(sign | ((rest << 13) + (112u << 23)));
+    return kdai_float(sign | kdai_bits((float)rest * 0x1p-24f)); /* subnormal: a normal float */
+}
+
+KDA_API uint16_t kda_to_f16(float x) {
+    uint32_t bits = kdai_bits(x), sign = bits >> 16 & 0x8000u, rest = bits & 0x7fffffffu;
+    if (rest > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (rest >> 13 & 0x3ffu));
+    if (rest >= 0x47800000u) return (uint16_t)(sign | 0x7c00u); /* 65536 and above */
+    if (rest >= 0x38800000u) /* 2^-14 and above; a carry out of 65504 gives infinity */
+        return (uint16_t)(sign | (rest + 0xfffu + (rest >> 13 & 1u) - (112u << 23)) >> 13);
+    /* Subnormal: in units of 2^-24, adding 2^23 rounds to an integer. */
+    float units = fmaf(kdai_float(rest), 0x1p24f, 0x1p23f);
+    return (uint16_t)(sign | (kdai_bits(units) - kdai_bits(0x1p23f)));
+}
+
+KDA_API float kda_from_bf16(uint16_t bits) {
+    uint32_t quiet = (bits & 0x7fffu) > 0x7f80u ? 0x400000u : 0u;
+    return kdai_float((uint32_t)bits << 16 | quiet);
+}
+
+KDA_API uint16_t kda_to_bf16(float x) {
+    uint32_t bits = kdai_bits(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+static size_t kdai_type_bytes(kda_type type) {
+    switch (type) {
+    case KDA_F32: return sizeof(float);
+    case KDA_F16:
+    case KDA_BF16: return sizeof(uint16_t);
+    }
+    return 0;
+}
+
+/* n contiguous elements of a type to floats and back; no aliasing but of float with itself. */
+static void kdai_to_floats(const void *from, kda_type type, size_t n, float *to) {
+    const uint16_t *half = (const uint16_t *)from;
+    if (type == KDA_F32)
+        memmove(to, from, n * sizeof(float));
+    else if (type == KDA_F16)
+        for (size_t i = 0; i < n; i++) to[i] = kda_from_f16(half[i]);
+    else
+        for (size_t i = 0; i < n; i++) to[i] = kda_from_bf16(half[i]);
+}
+
+static void kdai_from_floats(const float *from, kda_type type, size_t n, void *to) {
+    uint16_t *half = (uint16_t *)to;
+    if (type == KDA_F32)
+        memmove(to, from, n * sizeof(float));
+    else if (type == KDA_F16)
+        for (size_t i = 0; i < n; i++) half[i] = kda_to_f16(from[i]);
+    else
+        for (size_t i = 0; i < n; i++) half[i] = kda_to_bf16(from[i]);
+}
+
+/* Elements first .. first + n - 1 of a head of a token. */
+static void kdai_load(kda_input x, size_t token, size_t head, size_t first, size_t n, float *to) {
+    ptrdiff_t at = (ptrdiff_t)token * x.token_stride + (ptrdiff_t)head * x.head_stride;
+    ptrdiff_t bytes = (at + (ptrdiff_t)first) * (ptrdiff_t)kdai_type_bytes(x.type);
+    kdai_to_floats((const unsigned char *)x.data + bytes, x.type, n, to);
+}
+
+static void kdai_store(kda_output y, size_t token, size_t head, size_t first, size_t n,
+                       const float *from) {
+    ptrdiff_t at = (ptrdiff_t)token * y.token_stride + (ptrdiff_t)head * y.head_stride;
+    ptrdiff_t bytes = (at + (ptrdiff_t)first) * (ptrdiff_t)kdai_type_bytes(y.type);
+    kdai_from_floats(from, y.type, n, (unsigned char *)y.data + bytes);
+}
+
+/* ==== 9. Checks =============================================================================== */
 
 /* In the order of kda_result. */
 static const char *const kdai_results[][2] = {
@@ -514,14 +817,23 @@ static const char *const kdai_results[][2] = {
     {"KDA_ERR_HEAD_MAP", "the head map is unknown"},
     {"KDA_ERR_FLAGS", "an unknown flag bit is set"},
     {"KDA_ERR_NUMBER", "scale or eps is negative or not finite"},
-    {"KDA_ERR_TYPE", "an element type is unknown"},
+    {"KDA_ERR_TYPE", "an element type is unknown, or not one that a state can have"},
     {"KDA_ERR_ALIGN", "a pointer is not aligned to its element type"},
     {"KDA_ERR_STRIDE", "rows of an output overlap each other"},
-    {"KDA_ERR_ALIAS", "two sequences of the batch share memory of a state or window"},
-    {"KDA_ERR_ALGORITHM", "the algorithm is unknown"},
+    {"KDA_ERR_ALIAS", "two sequences of the batch share memory of a state, window or journal"},
+    {"KDA_ERR_ALGORITHM", "the algorithm is unknown or not one that the call can use"},
     {"KDA_ERR_SCRATCH", "scratch is null or smaller than its size function says"},
     {"KDA_ERR_WIDTH", "the convolution width is not between 1 and KDA_CONV_MAX_WIDTH"},
     {"KDA_ERR_ACTIVATION", "no activation or an unknown one is chosen"},
+    {"KDA_ERR_THREADS", "a parallel_for is given without a number of threads"},
+    {"KDA_ERR_JOURNAL", "not a journal that a verify of this description wrote, or used up"},
+    {"KDA_ERR_COUNT", "more tokens are accepted than the journal holds"},
+    {"KDA_ERR_BLOB", "the buffer does not begin like a saved state"},
+    {"KDA_ERR_BLOB_VERSION", "the state was saved by a version of the format that is not known"},
+    {"KDA_ERR_BLOB_SHORT", "the buffer is shorter than the saved state"},
+    {"KDA_ERR_BLOB_LONG", "the buffer is longer than the saved state"},
+    {"KDA_ERR_BLOB_ALTERED", "the checksum does not fit the contents of the buffer"},
+    {"KDA_ERR_BLOB_MISMATCH", "the saved state has another shape, type or window"},
 };
 
 static const char *kdai_describe(kda_result result, size_t column) {
@@ -558,10 +870,6 @@ static int kdai_is_negative_or_not_finite(float x) {
 
 static int kdai_is_misaligned(const void *pointer, size_t size) {
     return (uintptr_t)pointer % size != 0;
-}
-
-static size_t kdai_type_bytes(kda_type type) {
-    return type == KDA_F32 ? sizeof(float) : 0;
 }
 
 static size_t kdai_step(ptrdiff_t stride) {
@@ -636,8 +944,9 @@ static kda_result kdai_check_desc(const kda_desc *desc) {
     if (desc->flags & ~KDA_L2_NORM_QK) return KDA_ERR_FLAGS;
     if (kdai_is_negative_or_not_finite(desc->scale) || kdai_is_negative_or_not_finite(desc->l2_eps))
         return KDA_ERR_NUMBER;
-    size_t floats = kdai_product(kdai_product(desc->n_heads, desc->dim_v), desc->dim_k);
-    return kdai_product(floats, sizeof(float)) ? KDA_OK : KDA_ERR_SIZE;
+    if (desc->state_type != KDA_F32 && desc->state_type != KDA_F16) return KDA_ERR_TYPE;
+    size_t elements = kdai_product(kdai_product(desc->n_heads, desc->dim_v), desc->dim_k);
+    return kdai_product(elements, kdai_type_bytes(desc->state_type)) ? KDA_OK : KDA_ERR_SIZE;
 }
 
 /* The weights that go with a gate. */
@@ -647,6 +956,14 @@ static kda_result kdai_check_gate(const kda_desc *desc, const float *A_log, cons
     if (kdai_is_misaligned(A_log, sizeof(float)) || kdai_is_misaligned(dt_bias, sizeof(float)))
         return KDA_ERR_ALIGN;
     return KDA_OK;
+}
+
+static kda_result kdai_check_run(const kda_run *run) {
+    if (!run) return KDA_ERR_NULL;
+    if (run->algorithm != KDA_AUTO && run->algorithm != KDA_RECURRENT &&
+        run->algorithm != KDA_CHUNKED)
+        return KDA_ERR_ALGORITHM;
+    return run->parallel_for && run->n_threads == 0 ? KDA_ERR_THREADS : KDA_OK;
 }
 
 /* Shell sort: in place, no worst case that a batch could hit, short. */
@@ -660,18 +977,22 @@ static void kdai_sort(uintptr_t *x, size_t n) {
         }
 }
 
-/* The batch: lengths add up, and no two sequences own overlapping memory. Which pointer of a
- * sequence counts is `window`'s choice; `sorted` is scratch for n_seqs addresses. */
-static kda_result kdai_check_seqs(const kda_seq *seqs, size_t n_seqs, int window, size_t bytes,
-                                  uintptr_t *sorted, size_t *n_tokens) {
+/* Which of a sequence's pointers a check is about. */
+typedef enum kdai_owned { KDAI_STATE, KDAI_WINDOW, KDAI_JOURNAL } kdai_owned;
+
+static const void *kdai_owned_of(const kda_seq *seq, kdai_owned which) {
+    return which == KDAI_STATE ? seq->state : which == KDAI_WINDOW ? seq->window : seq->journal;
+}
+
+/* No two sequences own memory that overlaps: pieces of `bytes` each, elements of `size`. `sorted`
+ * is scratch for n_seqs addresses. */
+static kda_result kdai_check_owned(const kda_seq *seqs, size_t n_seqs, kdai_owned which,
+                                   size_t bytes, size_t size, uintptr_t *sorted) {
     size_t owners = 0;
-    *n_tokens = 0;
     for (size_t i = 0; i < n_seqs; i++) {
-        const void *owned = window ? seqs[i].window : seqs[i].state;
-        if (seqs[i].n_tokens > KDAI_MAX_BYTES - *n_tokens) return KDA_ERR_SIZE;
-        *n_tokens += seqs[i].n_tokens;
+        const void *owned = kdai_owned_of(&seqs[i], which);
         if (!owned) continue;
-        if (kdai_is_misaligned(owned, sizeof(float))) return KDA_ERR_ALIGN;
+        if (kdai_is_misaligned(owned, size)) return KDA_ERR_ALIGN;
         sorted[owners++] = (uintptr_t)owned;
     }
     kdai_sort(sorted, owners);
@@ -680,7 +1001,17 @@ static kda_result kdai_check_seqs(const kda_seq *seqs, size_t n_seqs, int window
     return KDA_OK;
 }
 
-/* ==== 7. Scratch ============================================================================== */
+static kda_result kdai_count_tokens(const kda_seq *seqs, size_t n_seqs, size_t *n_tokens) {
+    *n_tokens = 0;
+    if (!seqs && n_seqs > 0) return KDA_ERR_NULL;
+    for (size_t i = 0; i < n_seqs; i++) {
+        if (seqs[i].n_tokens > KDAI_MAX_BYTES - *n_tokens) return KDA_ERR_SIZE;
+        *n_tokens += seqs[i].n_tokens;
+    }
+    return KDA_OK;
+}
+
+/* ==== 10. Scratch and threads ================================================================= */
 
 /* Hands out aligned pieces of scratch. With no memory it only counts: the size functions and the
  * calls run the same code. `used` starts at the room for aligning and is 0 for good on overflow. */
@@ -709,26 +1040,139 @@ static float *kdai_take_floats(kdai_arena *arena, size_t count) {
     return (float *)kdai_take(arena, count, sizeof(float));
 }
 
-/* What a block of at most KDA_CHUNK tokens of one head needs: rows of dim_k for each token,
- * columns of KDAI_ROWS value channels for each token. */
+/* A stretch of one sequence's tokens in a call. */
+typedef struct kdai_span {
+    const kda_seq *seq;
+    size_t token;    /* its first row in the call's tensors */
+    size_t n_tokens; /* > 0 */
+    size_t done;     /* tokens of the sequence before it, run by the same call */
+    int chunked;
+} kdai_span;
+
+/* What every call on a batch takes from scratch first. */
+typedef struct kdai_batch {
+    uintptr_t *sorted; /* [n_seqs] */
+    kdai_span *spans;  /* [n_seqs] */
+    unsigned char *memory; /* [workers][each] */
+    size_t each;
+} kdai_batch;
+
+static void kdai_take_batch(kdai_arena *arena, size_t n_seqs, size_t workers, size_t each,
+                            kdai_batch *batch) {
+    size_t count = n_seqs ? n_seqs : 1;
+    batch->sorted = (uintptr_t *)kdai_take(arena, count, sizeof(uintptr_t));
+    batch->spans = (kdai_span *)kdai_take(arena, count, sizeof(kdai_span));
+    batch->memory = (unsigned char *)kdai_take(arena, workers, each);
+    batch->each = each;
+}
+
+/* The sequences that are not padding and not empty, as spans. */
+static size_t kdai_list_spans(const kda_seq *seqs, size_t n_seqs, kdai_owned owner,
+                              kda_algorithm algorithm, kdai_span *spans) {
+    size_t n = 0, token = 0;
+    for (size_t i = 0; i < n_seqs; i++) {
+        size_t n_tokens = seqs[i].n_tokens;
+        if (n_tokens > 0 && kdai_owned_of(&seqs[i], owner)) {
+            spans[n].seq = &seqs[i];
+            spans[n].token = token;
+            spans[n].n_tokens = n_tokens;
+            spans[n].done = 0;
+            /* Depends on nothing but the sequence's own length: bits do not depend on the batch. */
+            spans[n].chunked = algorithm == KDA_CHUNKED ||
+                               (algorithm == KDA_AUTO && n_tokens >= KDA_CHUNK);
+            n++;
+        }
+        token += n_tokens;
+    }
+    return n;
+}
+
+/* How many workers may run at once; each has scratch of its own. */
+static size_t kdai_workers(const kda_run *run) {
+    if (run && run->parallel_for) return run->n_threads;
+#if defined(_OPENMP)
+    if (run && run->n_threads > 0) return run->n_threads;
+    return (size_t)omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+/* *counter++, by many threads at once. */
+static size_t kdai_claim(size_t *counter) {
+#if defined(__GNUC__) || defined(__clang__)
+    return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
+#elif defined(_MSC_VER) && defined(_WIN64)
+    return (size_t)_InterlockedExchangeAdd64((volatile __int64 *)counter, 1);
+#elif defined(_MSC_VER)
+    return (size_t)_InterlockedExchangeAdd((volatile long *)counter, 1);
+#else
+#error "kda.h: this compiler's atomic addition is not known"
+#endif
+}
+
+/* Items 0 .. n_items - 1, each done by whichever worker claims it. Results never depend on who. */
+typedef void (*kdai_item)(void *call, size_t item, size_t worker);
+typedef struct kdai_work_list {
+    kdai_item item;
+    void *call;
+    size_t n_items;
+    size_t next;
+} kdai_work_list;
+
+static void kdai_worker(void *context, size_t worker) {
+    kdai_work_list *list = (kdai_work_list *)context;
+    for (;;) {
+        size_t item = kdai_claim(&list->next);
+        if (item >= list->n_items) return;
+        list->item(list->call, item, worker);
+    }
+}
+
+static void kdai_parallel(const kda_run *run, size_t n_items, kdai_item item, void *call) {
+    kdai_work_list list;
+    size_t workers = kdai_workers(run);
+    list.item = item;
+    list.call = call;
+    list.n_items = n_items;
+    list.next = 0;
+    if (workers > n_items) workers = n_items;
+    if (workers > 1) {
+        if (run->parallel_for) {
+            run->parallel_for(run->user, workers, kdai_worker, &list);
+        } else {
+#if defined(_OPENMP)
+            ptrdiff_t n = (ptrdiff_t)workers;
+#pragma omp parallel for num_threads((int)n) schedule(static, 1)
+            for (ptrdiff_t worker = 0; worker < n; worker++) kdai_worker(&list, (size_t)worker);
+#endif
+        }
+    }
+    kdai_worker(&list, 0); /* all of it, or what fewer workers than asked for left over */
+}
+
+/* ==== 11. A block of tokens of one head: what both algorithms start from ====================== */
+
+/* Scratch of one worker for a block of at most KDA_CHUNK tokens of one head: rows of dim_k for each
+ * token, columns of KDAI_ROWS value channels for each token. */
 #define KDAI_ROWS ((size_t)32)
 typedef struct kdai_work {
-    float *q, *k;   /* [KDA_CHUNK][dim_k] normalised, q scaled */
-    float *decay;   /* [KDA_CHUNK][dim_k] exp(g) */
-    float *k_seen;  /* [KDA_CHUNK][dim_k] k as the state before sees it: see each algorithm */
-    float *q_seen;  /* [KDA_CHUNK][dim_k] */
-    float *beta;    /* [KDA_CHUNK] */
-    float *kq;      /* [KDA_CHUNK] k . q of each token (recurrent) */
-    float *k_left;  /* [KDA_CHUNK][dim_k] k as the state after the chunk sees it (chunked) */
-    float *total;   /* [dim_k] decay over the whole chunk (chunked) */
-    float *A, *P;   /* [KDA_CHUNK][KDA_CHUNK] (chunked) */
-    float *u;       /* [KDA_CHUNK] corrections of one value channel (chunked) */
-    float *v, *o;   /* [KDA_CHUNK][KDAI_ROWS] */
-    uintptr_t *owned; /* [n_seqs] addresses, for the check of the batch */
+    float *q, *k;    /* [KDA_CHUNK][dim_k] normalised, q scaled */
+    float *decay;    /* [KDA_CHUNK][dim_k] exp(g) */
+    float *k_seen;   /* [KDA_CHUNK][dim_k] k as the state before sees it: see each algorithm */
+    float *q_seen;   /* [KDA_CHUNK][dim_k] */
+    float *beta;     /* [KDA_CHUNK] */
+    float *kq;       /* [KDA_CHUNK] k . q of each token (recurrent) */
+    float *v, *u, *o; /* [KDA_CHUNK][KDAI_ROWS] values, corrections, outputs */
+    float *row;      /* [dim_k] a state row in float32, if the state is not */
+    float *k_left;   /* [KDA_CHUNK][dim_k] k as the state after the chunk sees it (chunked) */
+    float *total;    /* [dim_k] decay over the whole chunk (chunked) */
+    float *A, *P;    /* [KDA_CHUNK][KDA_CHUNK] (chunked) */
+    void *copy;      /* [dim_v][dim_k] of the state's type (verify) */
 } kdai_work;
 
-static size_t kdai_carve(const kda_desc *desc, size_t n_seqs, int chunked, void *memory,
-                         kdai_work *work) {
+static size_t kdai_carve_work(const kda_desc *desc, int chunked, int verify, void *memory,
+                              kdai_work *work) {
     kdai_arena arena = kdai_arena_on(memory);
     size_t block = kdai_product(KDA_CHUNK, desc->dim_k);
     memset(work, 0, sizeof *work);
@@ -740,38 +1184,19 @@ static size_t kdai_carve(const kda_desc *desc, size_t n_seqs, int chunked, void 
     work->beta = kdai_take_floats(&arena, KDA_CHUNK);
     work->kq = kdai_take_floats(&arena, KDA_CHUNK);
     work->v = kdai_take_floats(&arena, KDA_CHUNK * KDAI_ROWS);
+    work->u = kdai_take_floats(&arena, KDA_CHUNK * KDAI_ROWS);
     work->o = kdai_take_floats(&arena, KDA_CHUNK * KDAI_ROWS);
-    work->owned = (uintptr_t *)kdai_take(&arena, n_seqs ? n_seqs : 1, sizeof(uintptr_t));
+    if (desc->state_type != KDA_F32) work->row = kdai_take_floats(&arena, desc->dim_k);
     if (chunked) {
         work->k_left = kdai_take_floats(&arena, block);
         work->total = kdai_take_floats(&arena, desc->dim_k);
         work->A = kdai_take_floats(&arena, KDA_CHUNK * KDA_CHUNK);
         work->P = kdai_take_floats(&arena, KDA_CHUNK * KDA_CHUNK);
-        work->u = kdai_take_floats(&arena, KDA_CHUNK);
     }
+    if (verify)
+        work->copy = kdai_take(&arena, kdai_product(desc->dim_v, desc->dim_k),
+                               kdai_type_bytes(desc->state_type));
     return arena.used;
-}
-
-KDA_API size_t kda_state_bytes(const kda_desc *desc) {
-    if (kdai_check_desc(desc) != KDA_OK) return 0;
-    return desc->n_heads * desc->dim_v * desc->dim_k * sizeof(float);
-}
-
-KDA_API size_t kda_scratch_bytes(const kda_desc *desc, size_t n_seqs, const kda_run *run) {
-    kdai_work work;
-    if (kdai_check_desc(desc) != KDA_OK) return 0;
-    return kdai_carve(desc, n_seqs, !run || run->algorithm != KDA_RECURRENT, NULL, &work);
-}
-
-/* ==== 8. A block of tokens of one head: what both algorithms start from ======================= */
-
-static const float *kdai_row(kda_input x, size_t token, size_t head) {
-    return (const float *)x.data + (ptrdiff_t)token * x.token_stride +
-           (ptrdiff_t)head * x.head_stride;
-}
-
-static float *kdai_output_row(kda_output y, size_t token, size_t head) {
-    return (float *)y.data + (ptrdiff_t)token * y.token_stride + (ptrdiff_t)head * y.head_stride;
 }
 
 /* y = x * factor; y may be x. */
@@ -779,12 +1204,9 @@ static void kdai_scale(const float *x, float factor, size_t n, float *y) {
     for (size_t i = 0; i < n; i++) y[i] = x[i] * factor;
 }
 
-static float kdai_inverse_norm(const float *x, size_t n, float eps) {
-    return 1.0f / sqrtf(kdai_dot(x, x, n) + eps);
-}
-
-static float kdai_eps(float eps) {
-    return eps == 0.0f ? 1e-6f : eps;
+/* 1 / |x| from the sum of squares; eps 0 means 1e-6. */
+static float kdai_inverse_norm(float squares, float eps) {
+    return 1.0f / sqrtf(squares + (eps == 0.0f ? 1e-6f : eps));
 }
 
 /* The log-decay of one key channel from its raw gate; `a` is exp(A_log) of the head. Never above
@@ -796,11 +1218,15 @@ static float kdai_gate(const kda_desc *desc, float a, float bias, float raw) {
     return desc->lower_bound * kda_sigmoid(a * z);
 }
 
-static void kdai_gate_row(const kda_desc *desc, const float *A_log, const float *dt_bias,
-                          size_t head, const float *raw, float *g) {
-    float a = A_log ? kdai_exp(A_log[head]) : 1.0f;
-    const float *bias = dt_bias ? dt_bias + head * desc->dim_k : NULL;
-    for (size_t i = 0; i < desc->dim_k; i++) g[i] = kdai_gate(desc, a, bias ? bias[i] : 0.0f, raw[i]);
+/* exp(A_log) of a head, kept finite: infinity times a gate of 0 would be NaN. */
+static float kdai_rate(const float *A_log, size_t head) {
+    if (!A_log) return 1.0f;
+    return kdai_exp(A_log[head] > 88.0f ? 88.0f : A_log[head]);
+}
+
+/* n raw gates to log-decays, in place. */
+static void kdai_gate_row(const kda_desc *desc, float a, const float *bias, size_t n, float *g) {
+    for (size_t i = 0; i < n; i++) g[i] = kdai_gate(desc, a, bias ? bias[i] : 0.0f, g[i]);
 }
 
 static float kdai_beta(const kda_desc *desc, float x) {
@@ -818,41 +1244,26 @@ static void kdai_prepare(const kda_desc *desc, const kda_args *args, size_t head
                          size_t n, kdai_work *work) {
     size_t dim = desc->dim_k, qk_head = kdai_qk_head(desc, head);
     float scale = desc->scale == 0.0f ? 1.0f / sqrtf((float)dim) : desc->scale;
+    float a = kdai_rate(args->A_log, head);
+    const float *bias = args->dt_bias ? args->dt_bias + head * dim : NULL;
     for (size_t i = 0; i < n; i++) {
-        const float *q = kdai_row(args->q, token + i, qk_head);
-        const float *k = kdai_row(args->k, token + i, qk_head);
-        float q_factor = 1.0f, k_factor = 1.0f;
+        float *q = work->q + i * dim, *k = work->k + i * dim, *decay = work->decay + i * dim;
+        kdai_load(args->q, token + i, qk_head, 0, dim, q);
+        kdai_load(args->k, token + i, qk_head, 0, dim, k);
         if (desc->flags & KDA_L2_NORM_QK) {
-            q_factor = kdai_inverse_norm(q, dim, kdai_eps(desc->l2_eps));
-            k_factor = kdai_inverse_norm(k, dim, kdai_eps(desc->l2_eps));
+            kdai_scale(q, kdai_inverse_norm(kdai_dot(q, q, dim), desc->l2_eps), dim, q);
+            kdai_scale(k, kdai_inverse_norm(kdai_dot(k, k, dim), desc->l2_eps), dim, k);
         }
-        kdai_scale(q, q_factor, dim, work->q + i * dim);
-        kdai_scale(work->q + i * dim, scale, dim, work->q + i * dim);
-        kdai_scale(k, k_factor, dim, work->k + i * dim);
-        float *decay = work->decay + i * dim;
-        kdai_gate_row(desc, args->A_log, args->dt_bias, head, kdai_row(args->g, token + i, head),
-                      decay);
+        kdai_scale(q, scale, dim, q);
+        kdai_load(args->g, token + i, head, 0, dim, decay);
+        kdai_gate_row(desc, a, bias, dim, decay);
         for (size_t d = 0; d < dim; d++) decay[d] = kdai_exp(decay[d]);
-        work->beta[i] = kdai_beta(desc, *kdai_row(args->beta, token + i, head));
+        kdai_load(args->beta, token + i, head, 0, 1, &work->beta[i]);
+        work->beta[i] = kdai_beta(desc, work->beta[i]);
     }
 }
 
-/* Columns first .. first + rows of v into the work block, and of the work block into o. */
-static void kdai_load_values(const kda_args *args, size_t head, size_t token, size_t n,
-                             size_t first, size_t rows, kdai_work *work) {
-    for (size_t i = 0; i < n; i++)
-        memcpy(work->v + i * KDAI_ROWS, kdai_row(args->v, token + i, head) + first,
-               rows * sizeof(float));
-}
-
-static void kdai_store_outputs(const kda_args *args, size_t head, size_t token, size_t n,
-                               size_t first, size_t rows, const kdai_work *work) {
-    for (size_t i = 0; i < n; i++)
-        memcpy(kdai_output_row(args->o, token + i, head) + first, work->o + i * KDAI_ROWS,
-               rows * sizeof(float));
-}
-
-/* ==== 9. The recurrent algorithm ============================================================== */
+/* ==== 12. The recurrent algorithm ============================================================= */
 
 /* k_seen = e k and q_seen = e q: what the state before a token is read with. */
 static void kdai_recurrent_prepare(size_t dim, size_t n, kdai_work *work) {
@@ -864,22 +1275,31 @@ static void kdai_recurrent_prepare(size_t dim, size_t n, kdai_work *work) {
         work->kq[i] = kdai_dot(work->k + i * dim, work->q + i * dim, dim);
 }
 
-/* One value channel: its state row s [dim] through n tokens, v and o at stride KDAI_ROWS.
+/* One token's write to a state row: s = e s + u k. A state kept in f16 rounds after each token, so
+ * that its bits do not depend on how tokens are split into calls either. */
+static void kdai_update_row(const float *decay, const float *k, float u, size_t dim, int in_f16,
+                            float *s) {
+    for (size_t d = 0; d < dim; d++) s[d] = fmaf(k[d], u, s[d] * decay[d]);
+    if (in_f16)
+        for (size_t d = 0; d < dim; d++) s[d] = kda_from_f16(kda_to_f16(s[d]));
+}
+
+/* One value channel: its state row s [dim] through n tokens; v, u and o at stride KDAI_ROWS.
  * Rows do not depend on each other, so walking a row through all tokens gives the bits of walking
  * all rows through each token, while the row stays in the cache. */
-static void kdai_recurrent_row(const kdai_work *work, size_t dim, size_t n, float *s,
-                               const float *v, float *o) {
+static void kdai_recurrent_row(const kdai_work *work, size_t dim, size_t n, int in_f16, float *s,
+                               const float *v, float *u, float *o) {
     for (size_t i = 0; i < n; i++) {
-        const float *decay = work->decay + i * dim, *k = work->k + i * dim;
+        size_t at = i * KDAI_ROWS;
         float a = kdai_dot(s, work->k_seen + i * dim, dim);
         float b = kdai_dot(s, work->q_seen + i * dim, dim);
-        float u = work->beta[i] * (v[i * KDAI_ROWS] - a);
-        o[i * KDAI_ROWS] = fmaf(work->kq[i], u, b);
-        for (size_t d = 0; d < dim; d++) s[d] = fmaf(k[d], u, s[d] * decay[d]);
+        u[at] = work->beta[i] * (v[at] - a);
+        o[at] = fmaf(work->kq[i], u[at], b);
+        kdai_update_row(work->decay + i * dim, work->k + i * dim, u[at], dim, in_f16, s);
     }
 }
 
-/* ==== 10. The chunked algorithm ===============================================================
+/* ==== 13. The chunked algorithm ===============================================================
  *
  * With D(j, i) the product of the decays of tokens j+1 .. i of the chunk (per key channel), tokens
  * counted from 0 and S the state before the chunk:
@@ -917,54 +1337,292 @@ static void kdai_chunk_prepare(size_t dim, size_t n, kdai_work *work) {
 
 /* One value channel through a chunk of n tokens; arguments as kdai_recurrent_row. */
 static void kdai_chunk_row(const kdai_work *work, size_t dim, size_t n, float *s, const float *v,
-                           float *o) {
-    float *u = work->u;
+                           float *u, float *o) {
     for (size_t i = 0; i < n; i++) {
         float read = kdai_dot(s, work->k_seen + i * dim, dim);
-        u[i] = work->beta[i] * (v[i * KDAI_ROWS] - read);
-        for (size_t j = 0; j < i; j++) u[i] = fmaf(-work->A[i * KDA_CHUNK + j], u[j], u[i]);
+        float sum = work->beta[i] * (v[i * KDAI_ROWS] - read);
+        for (size_t j = 0; j < i; j++)
+            sum = fmaf(-work->A[i * KDA_CHUNK + j], u[j * KDAI_ROWS], sum);
+        u[i * KDAI_ROWS] = sum;
     }
     for (size_t i = 0; i < n; i++) {
         float sum = kdai_dot(s, work->q_seen + i * dim, dim);
-        for (size_t j = 0; j <= i; j++) sum = fmaf(work->P[i * KDA_CHUNK + j], u[j], sum);
+        for (size_t j = 0; j <= i; j++)
+            sum = fmaf(work->P[i * KDA_CHUNK + j], u[j * KDAI_ROWS], sum);
         o[i * KDAI_ROWS] = sum;
     }
     for (size_t d = 0; d < dim; d++) s[d] *= work->total[d];
     for (size_t j = 0; j < n; j++)
-        for (size_t d = 0; d < dim; d++) s[d] = fmaf(work->k_left[j * dim + d], u[j], s[d]);
+        for (size_t d = 0; d < dim; d++)
+            s[d] = fmaf(work->k_left[j * dim + d], u[j * KDAI_ROWS], s[d]);
 }
 
-/* ==== 11. The operator ======================================================================== */
+/* ==== 14. Journals ============================================================================ */
 
-/* n tokens of one head of one sequence; `state` is that head's [dim_v][dim_k]. */
-static void kdai_run_head(const kda_desc *desc, const kda_args *args, int chunked, size_t head,
-                          size_t token, size_t n_tokens, float *state, kdai_work *work) {
-    size_t dim = desc->dim_k;
-    for (size_t done = 0; done < n_tokens; done += KDA_CHUNK) {
-        size_t n = n_tokens - done < KDA_CHUNK ? n_tokens - done : KDA_CHUNK;
-        kdai_prepare(desc, args, head, token + done, n, work);
+/* A journal begins with what it was written for; then, for each head, decays and keys [capacity]
+ * [dim_k] and corrections [capacity][dim_v] (of a convolution: inputs [capacity][channels]). */
+typedef struct kdai_journal {
+    uint64_t magic;    /* KDAI_JOURNAL_OF_STATE, _OF_LAYER or _OF_WINDOW; 0 once used up */
+    uint64_t capacity; /* tokens */
+    uint64_t shape[4]; /* heads, dim_k, dim_v, type of the state; or channels, width, 0, 0 */
+} kdai_journal;
+
+#define KDAI_JOURNAL_OF_STATE 0x6b64612e75000001u
+#define KDAI_JOURNAL_OF_LAYER 0x6b64612e6c000001u /* of a state, those of three windows after it */
+#define KDAI_JOURNAL_OF_WINDOW 0x6b64612e78000001u
+#define KDAI_JOURNAL_HEADER ((size_t)64)
+
+static kdai_journal kdai_journal_for(const kda_desc *desc, uint64_t magic, size_t capacity) {
+    kdai_journal journal;
+    journal.magic = magic;
+    journal.capacity = capacity;
+    journal.shape[0] = desc->n_heads;
+    journal.shape[1] = desc->dim_k;
+    journal.shape[2] = desc->dim_v;
+    journal.shape[3] = (uint64_t)desc->state_type;
+    return journal;
+}
+
+static kdai_journal kdai_conv_journal_for(const kda_conv_desc *desc, size_t capacity) {
+    kdai_journal journal;
+    journal.magic = KDAI_JOURNAL_OF_WINDOW;
+    journal.capacity = capacity;
+    journal.shape[0] = desc->channels;
+    journal.shape[1] = desc->width;
+    journal.shape[2] = journal.shape[3] = 0;
+    return journal;
+}
+
+/* Whether `bytes` begin with a journal like `like`, of any capacity, and which. */
+static int kdai_journal_read(const void *bytes, kdai_journal like, size_t *capacity) {
+    kdai_journal found;
+    memcpy(&found, bytes, sizeof found);
+    *capacity = (size_t)found.capacity;
+    like.capacity = found.capacity;
+    return memcmp(&found, &like, sizeof found) == 0;
+}
+
+/* A commit of more than nothing must fit what a verify wrote. */
+static kda_result kdai_check_journal(const void *bytes, kdai_journal like, size_t accepted) {
+    size_t capacity;
+    if (accepted == 0) return KDA_OK;
+    if (!bytes) return KDA_ERR_NULL;
+    if (!kdai_journal_read(bytes, like, &capacity)) return KDA_ERR_JOURNAL;
+    return accepted > capacity ? KDA_ERR_COUNT : KDA_OK;
+}
+
+static size_t kdai_journal_bytes(size_t n_tokens, size_t floats_per_token) {
+    size_t bytes = kdai_product(kdai_product(n_tokens, floats_per_token), sizeof(float));
+    return n_tokens == 0 ? KDAI_JOURNAL_HEADER : kdai_sum(bytes, KDAI_JOURNAL_HEADER);
+}
+
+KDA_API size_t kda_journal_bytes(const kda_desc *desc, size_t n_tokens) {
+    if (kdai_check_desc(desc) != KDA_OK) return 0;
+    size_t row = kdai_sum(kdai_product(2, desc->dim_k), desc->dim_v);
+    return kdai_journal_bytes(n_tokens, kdai_product(desc->n_heads, row));
+}
+
+/* The parts of one head in a journal. */
+typedef struct kdai_journal_head {
+    float *decay, *k; /* [capacity][dim_k] */
+    float *u;         /* [capacity][dim_v] */
+} kdai_journal_head;
+
+static kdai_journal_head kdai_journal_of_head(const kda_desc *desc, void *bytes, size_t head) {
+    kdai_journal_head parts;
+    kdai_journal header;
+    memcpy(&header, bytes, sizeof header);
+    size_t keys = (size_t)header.capacity * desc->dim_k, values = (size_t)header.capacity * desc->dim_v;
+    parts.decay = (float *)((unsigned char *)bytes + KDAI_JOURNAL_HEADER) +
+                  head * (2 * keys + values);
+    parts.k = parts.decay + keys;
+    parts.u = parts.k + keys;
+    return parts;
+}
+
+/* ==== 15. The operator ======================================================================== */
+
+/* A call on a batch. One item of work is a tile of value channels of a head of a span. */
+typedef struct kdai_operator {
+    const kda_desc *desc;
+    const kda_args *args;
+    const kdai_span *spans;
+    size_t n_spans;
+    kdai_batch batch;
+    size_t tiles, tile_rows; /* of each head */
+    int chunked, verify;     /* whether workers have the scratch for it */
+} kdai_operator;
+
+/* Rows first .. first + n - 1 of one head's state in one item's hands. */
+typedef struct kdai_tile {
+    size_t head, first, n;
+    unsigned char *state; /* its first row */
+} kdai_tile;
+
+static kdai_tile kdai_tile_of(const kdai_operator *op, const kdai_span *span, size_t index) {
+    const kda_desc *desc = op->desc;
+    kdai_tile tile;
+    tile.head = index / op->tiles;
+    tile.first = index % op->tiles * op->tile_rows;
+    tile.n = desc->dim_v - tile.first < op->tile_rows ? desc->dim_v - tile.first : op->tile_rows;
+    tile.state = (unsigned char *)span->seq->state + (tile.head * desc->dim_v + tile.first) *
+                     desc->dim_k * kdai_type_bytes(desc->state_type);
+    return tile;
+}
+
+/* A state row as floats: itself, or a copy in work->row that kdai_close_row writes back. */
+static float *kdai_open_row(const kda_desc *desc, const kdai_tile *tile, size_t row,
+                            const kdai_work *work) {
+    size_t bytes = desc->dim_k * kdai_type_bytes(desc->state_type);
+    if (desc->state_type == KDA_F32) return (float *)(void *)(tile->state + row * bytes);
+    kdai_to_floats(tile->state + row * bytes, desc->state_type, desc->dim_k, work->row);
+    return work->row;
+}
+
+static void kdai_close_row(const kda_desc *desc, const kdai_tile *tile, size_t row,
+                           const float *s) {
+    size_t bytes = desc->dim_k * kdai_type_bytes(desc->state_type);
+    if (desc->state_type != KDA_F32)
+        kdai_from_floats(s, desc->state_type, desc->dim_k, tile->state + row * bytes);
+}
+
+/* Applies tokens 0 .. n - 1 of a journal to a tile. */
+static void kdai_replay(const kda_desc *desc, void *journal, size_t n, const kdai_tile *tile,
+                        const kdai_work *work) {
+    kdai_journal_head parts = kdai_journal_of_head(desc, journal, tile->head);
+    for (size_t row = 0; row < tile->n; row++) {
+        float *s = kdai_open_row(desc, tile, row, work);
+        for (size_t i = 0; i < n; i++)
+            kdai_update_row(parts.decay + i * desc->dim_k, parts.k + i * desc->dim_k,
+                            parts.u[i * desc->dim_v + tile->first + row], desc->dim_k,
+                            desc->state_type == KDA_F16, s);
+        kdai_close_row(desc, tile, row, s);
+    }
+}
+
+/* Puts a block's n tokens into a journal at token `at`: corrections of rows first .. of the tile,
+ * and, for one tile of a head only, decays and keys. */
+static void kdai_record(const kda_desc *desc, const kdai_work *work, void *journal, size_t at,
+                        size_t n, const kdai_tile *tile, size_t first, size_t rows) {
+    kdai_journal_head parts = kdai_journal_of_head(desc, journal, tile->head);
+    size_t keys = n * desc->dim_k * sizeof(float);
+    if (tile->first == 0 && first == 0) {
+        memcpy(parts.decay + at * desc->dim_k, work->decay, keys);
+        memcpy(parts.k + at * desc->dim_k, work->k, keys);
+    }
+    for (size_t i = 0; i < n; i++)
+        memcpy(parts.u + (at + i) * desc->dim_v + tile->first + first, work->u + i * KDAI_ROWS,
+               rows * sizeof(float));
+}
+
+/* Rows first .. first + rows - 1 of a tile through a prepared block of n tokens. */
+static void kdai_run_rows(const kda_desc *desc, const kdai_work *work, int chunked, size_t n,
+                          const kdai_tile *tile, size_t first, size_t rows) {
+    for (size_t r = 0; r < rows; r++) {
+        float *s = kdai_open_row(desc, tile, first + r, work);
         if (chunked)
-            kdai_chunk_prepare(dim, n, work);
+            kdai_chunk_row(work, desc->dim_k, n, s, work->v + r, work->u + r, work->o + r);
         else
-            kdai_recurrent_prepare(dim, n, work);
-        for (size_t first = 0; first < desc->dim_v; first += KDAI_ROWS) {
-            size_t rows = desc->dim_v - first < KDAI_ROWS ? desc->dim_v - first : KDAI_ROWS;
-            kdai_load_values(args, head, token + done, n, first, rows, work);
-            for (size_t r = 0; r < rows; r++) {
-                float *s = state + (first + r) * dim;
-                if (chunked)
-                    kdai_chunk_row(work, dim, n, s, work->v + r, work->o + r);
-                else
-                    kdai_recurrent_row(work, dim, n, s, work->v + r, work->o + r);
-            }
-            kdai_store_outputs(args, head, token + done, n, first, rows, work);
+            kdai_recurrent_row(work, desc->dim_k, n, desc->state_type == KDA_F16, s, work->v + r,
+                               work->u + r, work->o + r);
+        kdai_close_row(desc, tile, first + r, s);
+    }
+}
+
+/* A tile through all tokens of a span. */
+static void kdai_run_tile(const kdai_operator *op, const kdai_span *span, const kdai_tile *tile,
+                          kdai_work *work) {
+    const kda_desc *desc = op->desc;
+    const kda_args *args = op->args;
+    for (size_t done = 0; done < span->n_tokens; done += KDA_CHUNK) {
+        size_t n = span->n_tokens - done < KDA_CHUNK ? span->n_tokens - done : KDA_CHUNK;
+        size_t token = span->token + done;
+        kdai_prepare(desc, args, tile->head, token, n, work);
+        if (span->chunked)
+            kdai_chunk_prepare(desc->dim_k, n, work);
+        else
+            kdai_recurrent_prepare(desc->dim_k, n, work);
+        for (size_t first = 0; first < tile->n; first += KDAI_ROWS) {
+            size_t rows = tile->n - first < KDAI_ROWS ? tile->n - first : KDAI_ROWS;
+            size_t column = tile->first + first;
+            for (size_t i = 0; i < n; i++)
+                kdai_load(args->v, token + i, tile->head, column, rows, work->v + i * KDAI_ROWS);
+            kdai_run_rows(desc, work, span->chunked, n, tile, first, rows);
+            for (size_t i = 0; i < n; i++)
+                kdai_store(args->o, token + i, tile->head, column, rows, work->o + i * KDAI_ROWS);
+            if (op->verify)
+                kdai_record(desc, work, span->seq->journal, span->done + done, n, tile, first, rows);
         }
     }
 }
 
-/* Whether a sequence of n_tokens in this call goes the chunked way; it depends on nothing else. */
-static int kdai_is_chunked(kda_algorithm algorithm, size_t n_tokens) {
-    return algorithm == KDA_CHUNKED || (algorithm == KDA_AUTO && n_tokens >= KDA_CHUNK);
+static void kdai_operator_item(void *call, size_t item, size_t worker) {
+    const kdai_operator *op = (const kdai_operator *)call;
+    size_t items_per_span = op->desc->n_heads * op->tiles;
+    const kdai_span *span = &op->spans[item / items_per_span];
+    kdai_tile tile = kdai_tile_of(op, span, item % items_per_span);
+    kdai_work work;
+    kdai_carve_work(op->desc, op->chunked, op->verify, op->batch.memory + worker * op->batch.each,
+                    &work);
+    if (op->verify) { /* on a copy, moved on to where an earlier span of the sequence ended */
+        size_t bytes = tile.n * op->desc->dim_k * kdai_type_bytes(op->desc->state_type);
+        memcpy(work.copy, tile.state, bytes);
+        tile.state = (unsigned char *)work.copy;
+        kdai_replay(op->desc, span->seq->journal, span->done, &tile, &work);
+    }
+    kdai_run_tile(op, span, &tile, &work);
+}
+
+static void kdai_commit_item(void *call, size_t item, size_t worker) {
+    const kdai_operator *op = (const kdai_operator *)call;
+    size_t items_per_span = op->desc->n_heads * op->tiles;
+    const kdai_span *span = &op->spans[item / items_per_span];
+    kdai_tile tile = kdai_tile_of(op, span, item % items_per_span);
+    kdai_work work;
+    kdai_carve_work(op->desc, op->chunked, op->verify, op->batch.memory + worker * op->batch.each,
+                    &work);
+    kdai_replay(op->desc, span->seq->journal, span->n_tokens, &tile, &work);
+}
+
+/* Splits heads into tiles of value channels until there are a few items for each worker. Preparing
+ * a block is repeated for each tile, so that a tile is never less than 8 channels. */
+static void kdai_run_operator(kdai_operator *op, const kda_run *run, kdai_item item) {
+    size_t heads = op->n_spans * op->desc->n_heads, wanted = 2 * kdai_workers(run);
+    size_t most = (op->desc->dim_v + 7) / 8;
+    op->tiles = 1;
+    while (kdai_workers(run) > 1 && op->tiles < most && heads * op->tiles < wanted) op->tiles++;
+    op->tile_rows = (op->desc->dim_v + op->tiles - 1) / op->tiles;
+    op->tiles = (op->desc->dim_v + op->tile_rows - 1) / op->tile_rows;
+    kdai_parallel(run, heads * op->tiles, item, op);
+}
+
+static size_t kdai_carve_operator(const kda_desc *desc, size_t n_seqs, const kda_run *run,
+                                  int verify, void *memory, kdai_operator *op) {
+    kdai_arena arena = kdai_arena_on(memory);
+    kdai_work work;
+    memset(op, 0, sizeof *op);
+    op->desc = desc;
+    op->verify = verify;
+    op->chunked = !verify && (!run || run->algorithm != KDA_RECURRENT);
+    size_t each = kdai_carve_work(desc, op->chunked, verify, NULL, &work);
+    kdai_take_batch(&arena, n_seqs, kdai_workers(run), each, &op->batch);
+    op->spans = op->batch.spans;
+    return arena.used;
+}
+
+static size_t kdai_operator_bytes(const kda_desc *desc, size_t n_seqs, const kda_run *run,
+                                  int verify) {
+    kdai_operator op;
+    if (kdai_check_desc(desc) != KDA_OK || (run && kdai_check_run(run) != KDA_OK)) return 0;
+    return kdai_carve_operator(desc, n_seqs, run, verify, NULL, &op);
+}
+
+KDA_API size_t kda_scratch_bytes(const kda_desc *desc, size_t n_seqs, const kda_run *run) {
+    return kdai_operator_bytes(desc, n_seqs, run, 0);
+}
+
+KDA_API size_t kda_verify_scratch_bytes(const kda_desc *desc, size_t n_seqs, const kda_run *run) {
+    return kdai_operator_bytes(desc, n_seqs, run, 1);
 }
 
 static kda_result kdai_check_tensors(const kda_desc *desc, const kda_args *args, size_t tokens) {
@@ -979,83 +1637,357 @@ static kda_result kdai_check_tensors(const kda_desc *desc, const kda_args *args,
     return result;
 }
 
-static kda_result kdai_check_forward(const kda_desc *desc, const kda_args *args,
-                                     const kda_run *run, kdai_work *work) {
+static kda_result kdai_check_states(const kda_desc *desc, const kda_seq *seqs, size_t n_seqs,
+                                    uintptr_t *sorted) {
+    return kdai_check_owned(seqs, n_seqs, KDAI_STATE, kda_state_bytes(desc),
+                            kdai_type_bytes(desc->state_type), sorted);
+}
+
+/* From `at` to the next of n sorted addresses above it; SIZE_MAX if there is none. */
+static size_t kdai_room(const uintptr_t *sorted, size_t n, uintptr_t at) {
+    size_t low = 0, high = n;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (sorted[middle] > at)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low < n ? (size_t)(sorted[low] - at) : SIZE_MAX;
+}
+
+/* Every sequence that is not padding and not empty has a journal, and none reaches into another's;
+ * `none` and `one` are the bytes of a journal for 0 tokens and for 1. */
+static kda_result kdai_check_journals(const kda_seq *seqs, size_t n_seqs, kdai_owned owner,
+                                      size_t none, size_t one, uintptr_t *sorted) {
+    kda_result result = kdai_check_owned(seqs, n_seqs, KDAI_JOURNAL, none, sizeof(float), sorted);
+    size_t journals = 0;
+    for (size_t i = 0; i < n_seqs; i++) journals += seqs[i].journal != NULL;
+    for (size_t i = 0; result == KDA_OK && i < n_seqs; i++) {
+        if (seqs[i].n_tokens == 0 || !kdai_owned_of(&seqs[i], owner)) continue;
+        if (!seqs[i].journal) return KDA_ERR_NULL;
+        size_t room = kdai_room(sorted, journals, (uintptr_t)seqs[i].journal);
+        if ((room - none) / (one - none) < seqs[i].n_tokens) result = KDA_ERR_ALIAS;
+    }
+    return result;
+}
+
+/* All checks of a forward or verify, and its scratch handed out. */
+static kda_result kdai_open_operator(const kda_desc *desc, const kda_args *args, const kda_run *run,
+                                     int verify, kdai_operator *op) {
     size_t n_tokens;
     kda_result result = kdai_check_desc(desc);
+    if (result == KDA_OK && !args) result = KDA_ERR_NULL;
+    if (result == KDA_OK) result = kdai_check_run(run);
+    if (result == KDA_OK) result = kdai_count_tokens(args->seqs, args->n_seqs, &n_tokens);
+    if (result == KDA_OK) result = kdai_check_tensors(desc, args, n_tokens);
     if (result != KDA_OK) return result;
-    if (!args || !run || (!args->seqs && args->n_seqs > 0)) return KDA_ERR_NULL;
-    if (run->algorithm != KDA_AUTO && run->algorithm != KDA_RECURRENT &&
-        run->algorithm != KDA_CHUNKED)
-        return KDA_ERR_ALGORITHM;
-    size_t needed = kda_scratch_bytes(desc, args->n_seqs, run);
+    if (verify && run->algorithm == KDA_CHUNKED) return KDA_ERR_ALGORITHM;
+    size_t needed = kdai_operator_bytes(desc, args->n_seqs, run, verify);
     if (needed == 0) return KDA_ERR_SIZE;
     if (!run->scratch || run->scratch_bytes < needed) return KDA_ERR_SCRATCH;
-    kdai_carve(desc, args->n_seqs, run->algorithm != KDA_RECURRENT, run->scratch, work);
-    result = kdai_check_seqs(args->seqs, args->n_seqs, 0, kda_state_bytes(desc), work->owned,
-                             &n_tokens);
-    return result == KDA_OK ? kdai_check_tensors(desc, args, n_tokens) : result;
+    kdai_carve_operator(desc, args->n_seqs, run, verify, run->scratch, op);
+    op->args = args;
+    result = kdai_check_states(desc, args->seqs, args->n_seqs, op->batch.sorted);
+    if (result == KDA_OK && verify)
+        result = kdai_check_journals(args->seqs, args->n_seqs, KDAI_STATE, kda_journal_bytes(desc, 0),
+                                     kda_journal_bytes(desc, 1), op->batch.sorted);
+    return result;
 }
 
 KDA_API kda_result kda_forward(const kda_desc *desc, const kda_args *args, const kda_run *run) {
-    kdai_work work;
-    kda_result result = kdai_check_forward(desc, args, run, &work);
+    kdai_operator op;
+    kda_result result = kdai_open_operator(desc, args, run, 0, &op);
     if (result != KDA_OK) return result;
-    size_t token = 0;
-    for (size_t i = 0; i < args->n_seqs; i++) {
-        const kda_seq *seq = &args->seqs[i];
-        int chunked = kdai_is_chunked(run->algorithm, seq->n_tokens);
-        for (size_t head = 0; seq->state && head < desc->n_heads; head++)
-            kdai_run_head(desc, args, chunked, head, token, seq->n_tokens,
-                          (float *)seq->state + head * desc->dim_v * desc->dim_k, &work);
-        token += seq->n_tokens;
-    }
+    op.n_spans = kdai_list_spans(args->seqs, args->n_seqs, KDAI_STATE, run->algorithm,
+                                 op.batch.spans);
+    kdai_run_operator(&op, run, kdai_operator_item);
     return KDA_OK;
 }
 
-/* ==== 12. The state's life ==================================================================== */
+static void kdai_begin_journals(const kda_desc *desc, uint64_t magic, const kdai_span *spans,
+                                size_t n_spans) {
+    for (size_t i = 0; i < n_spans; i++) {
+        kdai_journal header = kdai_journal_for(desc, magic, spans[i].seq->n_tokens);
+        memcpy(spans[i].seq->journal, &header, sizeof header);
+    }
+}
 
-static kda_result kdai_check_state(const kda_desc *desc, const void *state, const void *other) {
+KDA_API kda_result kda_verify(const kda_desc *desc, const kda_args *args, const kda_run *run) {
+    kdai_operator op;
+    kda_result result = kdai_open_operator(desc, args, run, 1, &op);
+    if (result != KDA_OK) return result;
+    op.n_spans = kdai_list_spans(args->seqs, args->n_seqs, KDAI_STATE, KDA_RECURRENT,
+                                 op.batch.spans);
+    kdai_begin_journals(desc, KDAI_JOURNAL_OF_STATE, op.spans, op.n_spans);
+    kdai_run_operator(&op, run, kdai_operator_item);
+    return KDA_OK;
+}
+
+/* Writes 0 to the magic of each span's journal at `offset`: it cannot be committed twice. */
+static void kdai_use_up_journals(const kdai_span *spans, size_t n_spans, size_t offset) {
+    uint64_t used_up = 0;
+    for (size_t i = 0; i < n_spans; i++)
+        memcpy((unsigned char *)spans[i].seq->journal + offset, &used_up, sizeof used_up);
+}
+
+KDA_API kda_result kda_commit(const kda_desc *desc, const kda_seq *seqs, size_t n_seqs,
+                              const kda_run *run) {
+    kdai_operator op;
+    size_t n_tokens;
+    kda_result result = kdai_check_desc(desc);
+    if (result == KDA_OK) result = kdai_check_run(run);
+    if (result == KDA_OK) result = kdai_count_tokens(seqs, n_seqs, &n_tokens);
+    if (result != KDA_OK) return result;
+    size_t needed = kda_scratch_bytes(desc, n_seqs, run);
+    if (needed == 0) return KDA_ERR_SIZE;
+    if (!run->scratch || run->scratch_bytes < needed) return KDA_ERR_SCRATCH;
+    kdai_carve_operator(desc, n_seqs, run, 0, run->scratch, &op);
+    kdai_journal like = kdai_journal_for(desc, KDAI_JOURNAL_OF_STATE, 0);
+    result = kdai_check_states(desc, seqs, n_seqs, op.batch.sorted);
+    if (result == KDA_OK)
+        result = kdai_check_owned(seqs, n_seqs, KDAI_JOURNAL, kda_journal_bytes(desc, 0),
+                                  sizeof(float), op.batch.sorted);
+    for (size_t i = 0; result == KDA_OK && i < n_seqs; i++)
+        if (seqs[i].state)
+            result = kdai_check_journal(seqs[i].journal, like, seqs[i].n_tokens);
+    if (result != KDA_OK) return result;
+    op.n_spans = kdai_list_spans(seqs, n_seqs, KDAI_STATE, KDA_RECURRENT, op.batch.spans);
+    kdai_run_operator(&op, run, kdai_commit_item);
+    kdai_use_up_journals(op.spans, op.n_spans, 0);
+    return KDA_OK;
+}
+
+/* ==== 16. The state's life ==================================================================== */
+
+KDA_API size_t kda_state_bytes(const kda_desc *desc) {
+    if (kdai_check_desc(desc) != KDA_OK) return 0;
+    return desc->n_heads * desc->dim_v * desc->dim_k * kdai_type_bytes(desc->state_type);
+}
+
+static kda_result kdai_check_state(const kda_desc *desc, const void *state) {
     kda_result result = kdai_check_desc(desc);
     if (result != KDA_OK) return result;
-    if (!state || !other) return KDA_ERR_NULL;
-    if (kdai_is_misaligned(state, sizeof(float)) || kdai_is_misaligned(other, sizeof(float)))
-        return KDA_ERR_ALIGN;
-    return KDA_OK;
+    if (!state) return KDA_ERR_NULL;
+    return kdai_is_misaligned(state, kdai_type_bytes(desc->state_type)) ? KDA_ERR_ALIGN : KDA_OK;
 }
 
 KDA_API kda_result kda_state_clear(const kda_desc *desc, void *state) {
     if (!state) return KDA_ERR_NULL;
-    kda_result result = kdai_check_state(desc, state, state);
+    kda_result result = kdai_check_state(desc, state);
     if (result != KDA_OK) return result;
     memset(state, 0, kda_state_bytes(desc));
     return KDA_OK;
 }
 
-/* to[c][r] = from[r][c], for each head. */
-static void kdai_transpose_heads(size_t heads, size_t rows, size_t columns, const float *from,
-                                 float *to) {
-    for (size_t h = 0; h < heads; h++)
-        for (size_t r = 0; r < rows; r++)
-            for (size_t c = 0; c < columns; c++)
-                to[(h * columns + c) * rows + r] = from[(h * rows + r) * columns + c];
+KDA_API kda_result kda_state_copy(const kda_desc *desc, const void *from, void *to) {
+    if (!from || !to) return KDA_ERR_NULL;
+    kda_result result = kdai_check_state(desc, from);
+    if (result == KDA_OK) result = kdai_check_state(desc, to);
+    if (result != KDA_OK) return result;
+    memcpy(to, from, kda_state_bytes(desc));
+    return KDA_OK;
+}
+
+/* Element i of a state. */
+static float kdai_state_get(const kda_desc *desc, const void *state, size_t i) {
+    float x;
+    kdai_to_floats((const unsigned char *)state + i * kdai_type_bytes(desc->state_type),
+                   desc->state_type, 1, &x);
+    return x;
+}
+
+KDA_API int kda_state_is_finite(const kda_desc *desc, const void *state) {
+    if (kdai_check_state(desc, state) != KDA_OK) return 0;
+    size_t n = desc->n_heads * desc->dim_v * desc->dim_k;
+    for (size_t i = 0; i < n; i++)
+        if (!(fabsf(kdai_state_get(desc, state, i)) < INFINITY)) return 0;
+    return 1;
+}
+
+static kda_result kdai_check_kv(const kda_desc *desc, const void *state, const float *kv) {
+    kda_result result = kdai_check_state(desc, state);
+    if (result == KDA_OK && !kv) result = KDA_ERR_NULL;
+    if (result == KDA_OK && kdai_is_misaligned(kv, sizeof(float))) result = KDA_ERR_ALIGN;
+    return result;
+}
+
+/* The place in [heads][dim_k][dim_v] order of element i of a state. */
+static size_t kdai_kv_place(const kda_desc *desc, size_t i) {
+    size_t k = i % desc->dim_k, v = i / desc->dim_k % desc->dim_v;
+    size_t head = i / desc->dim_k / desc->dim_v;
+    return (head * desc->dim_k + k) * desc->dim_v + v;
 }
 
 KDA_API kda_result kda_state_import_kv(const kda_desc *desc, const float *kv, void *state) {
-    kda_result result = kdai_check_state(desc, state, kv);
+    kda_result result = kdai_check_kv(desc, state, kv);
     if (result != KDA_OK) return result;
-    kdai_transpose_heads(desc->n_heads, desc->dim_k, desc->dim_v, kv, (float *)state);
+    size_t n = desc->n_heads * desc->dim_v * desc->dim_k, size = kdai_type_bytes(desc->state_type);
+    for (size_t i = 0; i < n; i++)
+        kdai_from_floats(kv + kdai_kv_place(desc, i), desc->state_type, 1,
+                         (unsigned char *)state + i * size);
     return KDA_OK;
 }
 
 KDA_API kda_result kda_state_export_kv(const kda_desc *desc, const void *state, float *kv) {
-    kda_result result = kdai_check_state(desc, state, kv);
+    kda_result result = kdai_check_kv(desc, state, kv);
     if (result != KDA_OK) return result;
-    kdai_transpose_heads(desc->n_heads, desc->dim_v, desc->dim_k, (const float *)state, kv);
+    size_t n = desc->n_heads * desc->dim_v * desc->dim_k;
+    for (size_t i = 0; i < n; i++) kv[kdai_kv_place(desc, i)] = kdai_state_get(desc, state, i);
     return KDA_OK;
 }
 
-/* ==== 13. The parts around it ================================================================= */
+/* ==== 17. Saved states ========================================================================
+ *
+ * A blob, all numbers little-endian:
+ *
+ *      0  "KDASTATE"
+ *      8  u32 version (1)        12  u32 bytes of this header (80)
+ *     16  u64 bytes of the blob
+ *     24  u64 n_heads            32  u64 dim_k           40  u64 dim_v
+ *     48  u64 bytes of the window
+ *     56  u32 element type of the state (kda_type)       60  u32 order (1: [head][dim_v][dim_k])
+ *     64  u64 tokens seen
+ *     72  u64 checksum
+ *     80  the state, then the window (float32)
+ *
+ * The checksum begins as the bytes of the blob and takes in the words of 8 bytes from 0 to 71 and
+ * from 80 on, the last filled up with zeros: sum = (sum ^ word) * 0x9e3779b97f4a7c15, then
+ * sum ^= sum >> 32. */
+
+#define KDAI_BLOB_HEADER ((size_t)80)
+#define KDAI_BLOB_VERSION 1u
+#define KDAI_BLOB_ORDER 1u
+static const char kdai_blob_magic[8] = {'K', 'D', 'A', 'S', 'T', 'A', 'T', 'E'};
+
+static void kdai_put(unsigned char *at, uint64_t value, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) at[i] = (unsigned char)(value >> 8 * i);
+}
+
+static uint64_t kdai_get(const unsigned char *at, size_t bytes) {
+    uint64_t value = 0;
+    for (size_t i = 0; i < bytes; i++) value |= (uint64_t)at[i] << 8 * i;
+    return value;
+}
+
+/* Numbers of `size` bytes in memory to little-endian bytes, and back. */
+static void kdai_put_all(unsigned char *to, const void *from, size_t count, size_t size) {
+    for (size_t i = 0; i < count; i++) {
+        uint16_t half;
+        uint32_t word;
+        memcpy(&half, (const unsigned char *)from + i * size, sizeof half);
+        if (size == sizeof word) memcpy(&word, (const unsigned char *)from + i * size, sizeof word);
+        kdai_put(to + i * size, size == sizeof word ? word : half, size);
+    }
+}
+
+static void kdai_get_all(void *to, const unsigned char *from, size_t count, size_t size) {
+    for (size_t i = 0; i < count; i++) {
+        uint32_t word = (uint32_t)kdai_get(from + i * size, size);
+        uint16_t half = (uint16_t)word;
+        memcpy((unsigned char *)to + i * size, size == sizeof word ? (void *)&word : (void *)&half,
+               size);
+    }
+}
+
+/* Adds bytes to a checksum, 8 at a time. Each step is one-to-one in the sum and in the 8 bytes, so
+ * any change within one such word changes the result. */
+static uint64_t kdai_checksum(uint64_t sum, const unsigned char *bytes, size_t n) {
+    for (size_t i = 0; i < n; i += 8) {
+        size_t some = n - i < 8 ? n - i : 8;
+        sum = (sum ^ kdai_get(bytes + i, some)) * 0x9e3779b97f4a7c15u;
+        sum ^= sum >> 32;
+    }
+    return sum;
+}
+
+static uint64_t kdai_blob_checksum(const unsigned char *blob, size_t bytes) {
+    uint64_t sum = kdai_checksum(bytes, blob, 72);
+    return kdai_checksum(sum, blob + KDAI_BLOB_HEADER, bytes - KDAI_BLOB_HEADER);
+}
+
+KDA_API size_t kda_save_bytes(const kda_desc *desc, size_t window_bytes) {
+    if (kdai_check_desc(desc) != KDA_OK || window_bytes % sizeof(float) != 0) return 0;
+    size_t bytes = kdai_sum(kda_state_bytes(desc), KDAI_BLOB_HEADER);
+    return window_bytes == 0 ? bytes : kdai_sum(bytes, window_bytes);
+}
+
+static kda_result kdai_check_saved(const kda_desc *desc, const kda_saved *saved, const void *blob) {
+    kda_result result = kdai_check_desc(desc);
+    if (result != KDA_OK) return result;
+    if (!saved || !blob) return KDA_ERR_NULL;
+    result = kdai_check_state(desc, saved->state);
+    if (result != KDA_OK) return result;
+    if (saved->window_bytes > 0 && !saved->window) return KDA_ERR_NULL;
+    if (kdai_is_misaligned(saved->window, sizeof(float))) return KDA_ERR_ALIGN;
+    return kda_save_bytes(desc, saved->window_bytes) ? KDA_OK : KDA_ERR_SIZE;
+}
+
+static void kdai_put_header(const kda_desc *desc, const kda_saved *saved, unsigned char *blob) {
+    memcpy(blob, kdai_blob_magic, sizeof kdai_blob_magic);
+    kdai_put(blob + 8, KDAI_BLOB_VERSION, 4);
+    kdai_put(blob + 12, KDAI_BLOB_HEADER, 4);
+    kdai_put(blob + 16, kda_save_bytes(desc, saved->window_bytes), 8);
+    kdai_put(blob + 24, desc->n_heads, 8);
+    kdai_put(blob + 32, desc->dim_k, 8);
+    kdai_put(blob + 40, desc->dim_v, 8);
+    kdai_put(blob + 48, saved->window_bytes, 8);
+    kdai_put(blob + 56, (uint64_t)desc->state_type, 4);
+    kdai_put(blob + 60, KDAI_BLOB_ORDER, 4);
+    kdai_put(blob + 64, saved->n_tokens, 8);
+}
+
+KDA_API kda_result kda_save(const kda_desc *desc, const kda_saved *saved, void *blob,
+                            size_t blob_bytes) {
+    kda_result result = kdai_check_saved(desc, saved, blob);
+    if (result != KDA_OK) return result;
+    size_t bytes = kda_save_bytes(desc, saved->window_bytes), size = kdai_type_bytes(desc->state_type);
+    if (blob_bytes < bytes) return KDA_ERR_BLOB_SHORT;
+    if (blob_bytes > bytes) return KDA_ERR_BLOB_LONG;
+    unsigned char *to = (unsigned char *)blob, *contents = to + KDAI_BLOB_HEADER;
+    kdai_put_header(desc, saved, to);
+    kdai_put_all(contents, saved->state, kda_state_bytes(desc) / size, size);
+    kdai_put_all(contents + kda_state_bytes(desc), saved->window, saved->window_bytes / sizeof(float),
+                 sizeof(float));
+    kdai_put(to + 72, kdai_blob_checksum(to, bytes), 8);
+    return KDA_OK;
+}
+
+/* Whether a buffer is one whole, unaltered blob, whatever is in it. */
+static kda_result kdai_check_blob(const unsigned char *blob, size_t bytes) {
+    if (bytes < KDAI_BLOB_HEADER) return KDA_ERR_BLOB_SHORT;
+    if (memcmp(blob, kdai_blob_magic, sizeof kdai_blob_magic) != 0) return KDA_ERR_BLOB;
+    if (kdai_get(blob + 8, 4) != KDAI_BLOB_VERSION) return KDA_ERR_BLOB_VERSION;
+    uint64_t total = kdai_get(blob + 16, 8);
+    if (bytes < total) return KDA_ERR_BLOB_SHORT;
+    if (bytes > total) return KDA_ERR_BLOB_LONG;
+    return kdai_get(blob + 72, 8) == kdai_blob_checksum(blob, bytes) ? KDA_OK : KDA_ERR_BLOB_ALTERED;
+}
+
+KDA_API kda_result kda_load(const kda_desc *desc, kda_saved *saved, const void *blob,
+                            size_t blob_bytes) {
+    const unsigned char *from = (const unsigned char *)blob;
+    unsigned char expected[80];
+    kda_saved found;
+    kda_result result = kdai_check_saved(desc, saved, blob);
+    if (result == KDA_OK) result = kdai_check_blob(from, blob_bytes);
+    if (result != KDA_OK) return result;
+    found = *saved;
+    found.n_tokens = kdai_get(from + 64, 8);
+    kdai_put_header(desc, &found, expected);
+    if (memcmp(from, expected, 72) != 0) return KDA_ERR_BLOB_MISMATCH;
+    size_t state_bytes = kda_state_bytes(desc), size = kdai_type_bytes(desc->state_type);
+    kdai_get_all(saved->state, from + KDAI_BLOB_HEADER, state_bytes / size, size);
+    kdai_get_all(saved->window, from + KDAI_BLOB_HEADER + state_bytes,
+                 saved->window_bytes / sizeof(float), sizeof(float));
+    saved->n_tokens = found.n_tokens;
+    return KDA_OK;
+}
+
+/* ==== 18. The parts around the operator ======================================================= */
+
+/* Rows longer than this pass through norms and gates a piece at a time, on the stack. */
+#define KDAI_PIECE ((size_t)128)
 
 KDA_API kda_result kda_log_decay(const kda_desc *desc, size_t n_tokens, kda_input raw,
                                  const float *A_log, const float *dt_bias, kda_output g) {
@@ -1065,9 +1997,17 @@ KDA_API kda_result kda_log_decay(const kda_desc *desc, size_t n_tokens, kda_inpu
     if (result == KDA_OK) result = kdai_check_input(raw, n_tokens, desc->n_heads, desc->dim_k);
     if (result == KDA_OK) result = kdai_check_output(g, n_tokens, desc->n_heads, desc->dim_k);
     if (result != KDA_OK) return result;
-    for (size_t t = 0; t < n_tokens; t++)
-        for (size_t h = 0; h < desc->n_heads; h++)
-            kdai_gate_row(desc, A_log, dt_bias, h, kdai_row(raw, t, h), kdai_output_row(g, t, h));
+    for (size_t row = 0; row < n_tokens * desc->n_heads; row++) {
+        size_t t = row / desc->n_heads, head = row % desc->n_heads;
+        float a = kdai_rate(A_log, head), x[KDAI_PIECE];
+        for (size_t first = 0; first < desc->dim_k; first += KDAI_PIECE) {
+            size_t n = desc->dim_k - first < KDAI_PIECE ? desc->dim_k - first : KDAI_PIECE;
+            const float *bias = dt_bias ? dt_bias + head * desc->dim_k + first : NULL;
+            kdai_load(raw, t, head, first, n, x);
+            kdai_gate_row(desc, a, bias, n, x);
+            kdai_store(g, t, head, first, n, x);
+        }
+    }
     return KDA_OK;
 }
 
@@ -1079,38 +2019,85 @@ static kda_result kdai_check_norm(size_t n_tokens, size_t n_heads, size_t dim, f
     return result == KDA_OK ? kdai_check_output(y, n_tokens, n_heads, dim) : result;
 }
 
+/* Sum of squares of a row of any type, in the fixed shape: 16 divides a piece, so that pieces go to
+ * the lanes that the whole row would. */
+static float kdai_squares(kda_input x, size_t token, size_t head, size_t dim) {
+    float lane[KDAI_LANES] = {0}, piece[KDAI_PIECE];
+    for (size_t first = 0; first < dim; first += KDAI_PIECE) {
+        size_t n = dim - first < KDAI_PIECE ? dim - first : KDAI_PIECE;
+        kdai_load(x, token, head, first, n, piece);
+        kdai_dot_lanes(piece, piece, n, lane);
+    }
+    return kdai_add_lanes(lane);
+}
+
 KDA_API kda_result kda_l2_norm(size_t n_tokens, size_t n_heads, size_t dim, float eps, kda_input x,
                                kda_output y) {
     kda_result result = kdai_check_norm(n_tokens, n_heads, dim, eps, x, y);
     if (result != KDA_OK) return result;
-    for (size_t t = 0; t < n_tokens; t++)
-        for (size_t h = 0; h < n_heads; h++) {
-            const float *row = kdai_row(x, t, h);
-            kdai_scale(row, kdai_inverse_norm(row, dim, kdai_eps(eps)), dim,
-                       kdai_output_row(y, t, h));
+    for (size_t row = 0; row < n_tokens * n_heads; row++) {
+        size_t t = row / n_heads, head = row % n_heads;
+        float inverse = kdai_inverse_norm(kdai_squares(x, t, head, dim), eps), piece[KDAI_PIECE];
+        for (size_t first = 0; first < dim; first += KDAI_PIECE) {
+            size_t n = dim - first < KDAI_PIECE ? dim - first : KDAI_PIECE;
+            kdai_load(x, t, head, first, n, piece);
+            kdai_scale(piece, inverse, n, piece);
+            kdai_store(y, t, head, first, n, piece);
         }
+    }
     return KDA_OK;
 }
 
-static void kdai_gated_norm_row(const float *x, const float *gate, const float *weight, size_t dim,
-                                float eps, float *y) {
-    float inverse = 1.0f / sqrtf(kdai_dot(x, x, dim) / (float)dim + eps);
-    for (size_t i = 0; i < dim; i++) y[i] = x[i] * inverse * weight[i] * kda_sigmoid(gate[i]);
+/* One head of one token; the inputs and the output may be at different tokens. */
+static void kdai_gated_norm_row(size_t dim, float eps, const float *weight, size_t head,
+                                kda_input x, size_t x_token, kda_input gate, kda_output y,
+                                size_t token) {
+    float mean = kdai_squares(x, x_token, head, dim) / (float)dim;
+    float inverse = 1.0f / sqrtf(mean + eps), piece[KDAI_PIECE], open[KDAI_PIECE];
+    for (size_t first = 0; first < dim; first += KDAI_PIECE) {
+        size_t n = dim - first < KDAI_PIECE ? dim - first : KDAI_PIECE;
+        kdai_load(x, x_token, head, first, n, piece);
+        kdai_load(gate, token, head, first, n, open);
+        for (size_t i = 0; i < n; i++)
+            piece[i] = piece[i] * inverse * weight[first + i] * kda_sigmoid(open[i]);
+        kdai_store(y, token, head, first, n, piece);
+    }
+}
+
+static kda_result kdai_check_floats(const float *x) {
+    if (!x) return KDA_ERR_NULL;
+    return kdai_is_misaligned(x, sizeof(float)) ? KDA_ERR_ALIGN : KDA_OK;
 }
 
 KDA_API kda_result kda_gated_norm(size_t n_tokens, size_t n_heads, size_t dim, float eps,
                                   const float *weight, kda_input x, kda_input gate, kda_output y) {
     kda_result result = kdai_check_norm(n_tokens, n_heads, dim, eps, x, y);
     if (result == KDA_OK) result = kdai_check_input(gate, n_tokens, n_heads, dim);
-    if (result == KDA_OK && !weight) result = KDA_ERR_NULL;
-    if (result == KDA_OK && kdai_is_misaligned(weight, sizeof(float))) result = KDA_ERR_ALIGN;
+    if (result == KDA_OK) result = kdai_check_floats(weight);
     if (result != KDA_OK) return result;
     for (size_t t = 0; t < n_tokens; t++)
         for (size_t h = 0; h < n_heads; h++)
-            kdai_gated_norm_row(kdai_row(x, t, h), kdai_row(gate, t, h), weight, dim, eps,
-                                kdai_output_row(y, t, h));
+            kdai_gated_norm_row(dim, eps, weight, h, x, t, gate, y, t);
     return KDA_OK;
 }
+
+/* ==== 19. Convolution ========================================================================= */
+
+/* A call on a batch. One item of work is a block of channels of a span. The channels of a layer's
+ * tensor come in heads of `dim`; those of kda_conv in one. */
+typedef struct kdai_conv_call {
+    const kda_conv_desc *desc;
+    const float *weight;
+    size_t dim;
+    kda_input x;
+    kda_output y;
+    const kdai_span *spans;
+    size_t n_spans;
+    kdai_batch batch;
+    size_t window_at;  /* where this convolution's window begins in a sequence's, floats */
+    size_t journal_at; /* where its journal begins in a sequence's, bytes */
+    int verify;
+} kdai_conv_call;
 
 static kda_result kdai_check_conv_desc(const kda_conv_desc *desc) {
     if (!desc) return KDA_ERR_NULL;
@@ -1127,65 +2114,536 @@ KDA_API size_t kda_conv_window_bytes(const kda_conv_desc *desc) {
     return (desc->width - 1) * desc->channels * sizeof(float);
 }
 
-static uintptr_t *kdai_carve_conv(size_t n_seqs, void *memory, size_t *bytes) {
-    kdai_arena arena = kdai_arena_on(memory);
-    void *owned = kdai_take(&arena, n_seqs ? n_seqs : 1, sizeof(uintptr_t));
-    *bytes = arena.used;
-    return (uintptr_t *)owned;
-}
-
-KDA_API size_t kda_conv_scratch_bytes(const kda_conv_desc *desc, size_t n_seqs) {
-    size_t bytes;
+KDA_API size_t kda_conv_journal_bytes(const kda_conv_desc *desc, size_t n_tokens) {
     if (kdai_check_conv_desc(desc) != KDA_OK) return 0;
-    kdai_carve_conv(n_seqs, NULL, &bytes);
-    return bytes;
+    return kdai_journal_bytes(n_tokens, desc->channels);
 }
 
-/* One channel of one token: taps over window and x, then the window moves up by one. */
-static float kdai_conv_channel(const kda_conv_desc *desc, const float *weight, float x,
-                               float *window) {
+/* n channels of one token: the taps over the window (rows of `stride`) and x, then the window moves
+ * up by one, then the activation. */
+static void kdai_conv_token(const kda_conv_desc *desc, const float *weight, size_t n,
+                            const float *x, float *window, size_t stride, float *y) {
+    size_t past = desc->width - 1;
+    for (size_t c = 0; c < n; c++) {
+        const float *taps = weight + c * desc->width;
+        float sum = 0.0f;
+        for (size_t i = 0; i < past; i++) sum = fmaf(taps[i], window[i * stride + c], sum);
+        y[c] = fmaf(taps[past], x[c], sum);
+    }
+    for (size_t i = 0; i + 1 < past; i++)
+        memcpy(window + i * stride, window + (i + 1) * stride, n * sizeof(float));
+    if (past > 0) memcpy(window + (past - 1) * stride, x, n * sizeof(float));
+    if (desc->activation == KDA_ACTIVATION_SILU)
+        for (size_t c = 0; c < n; c++) y[c] *= kda_sigmoid(y[c]);
+}
+
+/* Channel `channel` of a span's window; null if there is none, as with a width of 1. */
+static float *kdai_conv_window(const kdai_conv_call *conv, const kdai_span *span, size_t channel) {
+    float *window = (float *)span->seq->window;
+    return conv->desc->width > 1 ? window + conv->window_at + channel : NULL;
+}
+
+/* The inputs in a span's journal, [capacity][channels]. */
+static float *kdai_conv_journal(const kdai_conv_call *conv, const kdai_span *span) {
+    unsigned char *journal = (unsigned char *)span->seq->journal + conv->journal_at;
+    return (float *)(void *)(journal + KDAI_JOURNAL_HEADER);
+}
+
+/* A window moved on by `tokens` journalled inputs: row i of `to` (rows of to_stride) becomes row
+ * i + tokens of the window followed by the inputs. In place it reads ahead of what it writes. */
+static void kdai_conv_move_on(const kda_conv_desc *desc, const float *window, const float *inputs,
+                              size_t tokens, size_t n, float *to, size_t to_stride) {
     size_t past = desc->width - 1, stride = desc->channels;
-    float sum = 0.0f;
-    for (size_t i = 0; i < past; i++) sum = fmaf(weight[i], window[i * stride], sum);
-    sum = fmaf(weight[past], x, sum);
-    for (size_t i = 0; i + 1 < past; i++) window[i * stride] = window[(i + 1) * stride];
-    if (past > 0) window[(past - 1) * stride] = x;
-    return desc->activation == KDA_ACTIVATION_SILU ? sum * kda_sigmoid(sum) : sum;
+    for (size_t i = 0; i < past; i++) {
+        size_t from = i + tokens;
+        const float *row = from < past ? window + from * stride : inputs + (from - past) * stride;
+        memmove(to + i * to_stride, row, n * sizeof(float));
+    }
 }
 
-static kda_result kdai_check_conv(const kda_conv_desc *desc, const kda_conv_args *args,
-                                  const kda_run *run) {
-    size_t n_tokens, needed;
+static size_t kdai_conv_blocks(const kdai_conv_call *conv) {
+    size_t blocks_per_head = (conv->dim + KDAI_PIECE - 1) / KDAI_PIECE;
+    return conv->desc->channels / conv->dim * blocks_per_head;
+}
+
+static void kdai_conv_item(void *call, size_t item, size_t worker) {
+    const kdai_conv_call *conv = (const kdai_conv_call *)call;
+    const kda_conv_desc *desc = conv->desc;
+    size_t blocks = kdai_conv_blocks(conv), per_head = (conv->dim + KDAI_PIECE - 1) / KDAI_PIECE;
+    const kdai_span *span = &conv->spans[item / blocks];
+    size_t head = item % blocks / per_head, first = item % per_head * KDAI_PIECE;
+    size_t n = conv->dim - first < KDAI_PIECE ? conv->dim - first : KDAI_PIECE;
+    size_t channel = head * conv->dim + first, stride = desc->channels;
+    float *window = kdai_conv_window(conv, span, channel);
+    float x[KDAI_PIECE], y[KDAI_PIECE], *inputs = NULL;
+    if (conv->verify) { /* on a copy, moved on to where an earlier span of the sequence ended */
+        float *copy = (float *)(void *)(conv->batch.memory + worker * conv->batch.each);
+        inputs = kdai_conv_journal(conv, span) + channel;
+        kdai_conv_move_on(desc, window, inputs, span->done, n, copy, KDAI_PIECE);
+        window = copy, stride = KDAI_PIECE;
+    }
+    for (size_t t = 0; t < span->n_tokens; t++) {
+        kdai_load(conv->x, span->token + t, head, first, n, x);
+        kdai_conv_token(desc, conv->weight + channel * desc->width, n, x, window, stride, y);
+        kdai_store(conv->y, span->token + t, head, first, n, y);
+        if (inputs) memcpy(inputs + (span->done + t) * desc->channels, x, n * sizeof(float));
+    }
+}
+
+/* Scratch of one worker: a block of a window. */
+static size_t kdai_conv_each(size_t width) {
+    return (width > 1 ? width - 1 : 1) * KDAI_PIECE * sizeof(float);
+}
+
+static size_t kdai_carve_conv(const kda_conv_desc *desc, size_t n_seqs, const kda_run *run,
+                              void *memory, kdai_conv_call *conv) {
+    kdai_arena arena = kdai_arena_on(memory);
+    memset(conv, 0, sizeof *conv);
+    conv->desc = desc;
+    conv->dim = desc->channels;
+    kdai_take_batch(&arena, n_seqs, kdai_workers(run), kdai_conv_each(desc->width), &conv->batch);
+    conv->spans = conv->batch.spans;
+    return arena.used;
+}
+
+KDA_API size_t kda_conv_scratch_bytes(const kda_conv_desc *desc, size_t n_seqs, const kda_run *run) {
+    kdai_conv_call conv;
+    if (kdai_check_conv_desc(desc) != KDA_OK || (run && kdai_check_run(run) != KDA_OK)) return 0;
+    return kdai_carve_conv(desc, n_seqs, run, NULL, &conv);
+}
+
+/* What forward, verify and commit check alike, and scratch handed out. */
+static kda_result kdai_open_conv(const kda_conv_desc *desc, const kda_seq *seqs, size_t n_seqs,
+                                 const kda_run *run, kdai_conv_call *conv) {
+    size_t n_tokens;
     kda_result result = kdai_check_conv_desc(desc);
+    if (result == KDA_OK) result = kdai_check_run(run);
+    if (result == KDA_OK) result = kdai_count_tokens(seqs, n_seqs, &n_tokens);
     if (result != KDA_OK) return result;
-    if (!args || !run || !args->weight || (!args->seqs && args->n_seqs > 0)) return KDA_ERR_NULL;
-    if (kdai_is_misaligned(args->weight, sizeof(float))) return KDA_ERR_ALIGN;
-    kdai_carve_conv(args->n_seqs, NULL, &needed);
+    size_t needed = kda_conv_scratch_bytes(desc, n_seqs, run);
     if (needed == 0) return KDA_ERR_SIZE;
     if (!run->scratch || run->scratch_bytes < needed) return KDA_ERR_SCRATCH;
-    uintptr_t *owned = kdai_carve_conv(args->n_seqs, run->scratch, &needed);
-    result = kdai_check_seqs(args->seqs, args->n_seqs, 1, kda_conv_window_bytes(desc), owned,
-                             &n_tokens);
+    kdai_carve_conv(desc, n_seqs, run, run->scratch, conv);
+    return kdai_check_owned(seqs, n_seqs, KDAI_WINDOW, kda_conv_window_bytes(desc), sizeof(float),
+                            conv->batch.sorted);
+}
+
+static kda_result kdai_run_conv(const kda_conv_desc *desc, const kda_conv_args *args,
+                                const kda_run *run, int verify) {
+    kdai_conv_call conv;
+    size_t n_tokens;
+    kda_result result = args ? KDA_OK : KDA_ERR_NULL;
+    if (result == KDA_OK) result = kdai_open_conv(desc, args->seqs, args->n_seqs, run, &conv);
+    if (result == KDA_OK) result = kdai_check_floats(args->weight);
+    if (result == KDA_OK) result = kdai_count_tokens(args->seqs, args->n_seqs, &n_tokens);
     if (result == KDA_OK) result = kdai_check_input(args->x, n_tokens, 1, desc->channels);
     if (result == KDA_OK) result = kdai_check_output(args->y, n_tokens, 1, desc->channels);
-    return result;
+    if (result == KDA_OK && verify)
+        result = kdai_check_journals(args->seqs, args->n_seqs, KDAI_WINDOW,
+                                     kda_conv_journal_bytes(desc, 0),
+                                     kda_conv_journal_bytes(desc, 1), conv.batch.sorted);
+    if (result != KDA_OK) return result;
+    conv.weight = args->weight;
+    conv.x = args->x;
+    conv.y = args->y;
+    conv.verify = verify;
+    conv.n_spans = kdai_list_spans(args->seqs, args->n_seqs, KDAI_WINDOW, KDA_RECURRENT,
+                                   conv.batch.spans);
+    for (size_t i = 0; verify && i < conv.n_spans; i++) {
+        kdai_journal header = kdai_conv_journal_for(desc, conv.spans[i].n_tokens);
+        memcpy(conv.spans[i].seq->journal, &header, sizeof header);
+    }
+    kdai_parallel(run, conv.n_spans * kdai_conv_blocks(&conv), kdai_conv_item, &conv);
+    return KDA_OK;
 }
 
 KDA_API kda_result kda_conv(const kda_conv_desc *desc, const kda_conv_args *args,
                             const kda_run *run) {
-    kda_result result = kdai_check_conv(desc, args, run);
-    if (result != KDA_OK) return result;
-    size_t token = 0;
-    for (size_t i = 0; i < args->n_seqs; i++) {
-        float *window = (float *)args->seqs[i].window;
-        for (size_t t = 0; window && t < args->seqs[i].n_tokens; t++) {
-            const float *x = kdai_row(args->x, token + t, 0);
-            float *y = kdai_output_row(args->y, token + t, 0);
-            for (size_t c = 0; c < desc->channels; c++)
-                y[c] = kdai_conv_channel(desc, args->weight + c * desc->width, x[c], window + c);
-        }
-        token += args->seqs[i].n_tokens;
+    return kdai_run_conv(desc, args, run, 0);
+}
+
+KDA_API kda_result kda_conv_verify(const kda_conv_desc *desc, const kda_conv_args *args,
+                                   const kda_run *run) {
+    return kdai_run_conv(desc, args, run, 1);
+}
+
+/* Moves each span's window on by its accepted inputs and uses the journal up. */
+static void kdai_conv_accept(const kdai_conv_call *conv) {
+    for (size_t i = 0; i < conv->n_spans; i++) {
+        float *window = kdai_conv_window(conv, &conv->spans[i], 0);
+        kdai_conv_move_on(conv->desc, window, kdai_conv_journal(conv, &conv->spans[i]),
+                          conv->spans[i].n_tokens, conv->desc->channels, window,
+                          conv->desc->channels);
     }
+    kdai_use_up_journals(conv->spans, conv->n_spans, conv->journal_at);
+}
+
+KDA_API kda_result kda_conv_commit(const kda_conv_desc *desc, const kda_seq *seqs, size_t n_seqs,
+                                   const kda_run *run) {
+    kdai_conv_call conv;
+    kda_result result = kdai_open_conv(desc, seqs, n_seqs, run, &conv);
+    if (result == KDA_OK)
+        result = kdai_check_owned(seqs, n_seqs, KDAI_JOURNAL, kda_conv_journal_bytes(desc, 0),
+                                  sizeof(float), conv.batch.sorted);
+    for (size_t i = 0; result == KDA_OK && i < n_seqs; i++)
+        if (seqs[i].window)
+            result = kdai_check_journal(seqs[i].journal, kdai_conv_journal_for(desc, 0),
+                                        seqs[i].n_tokens);
+    if (result != KDA_OK) return result;
+    conv.n_spans = kdai_list_spans(seqs, n_seqs, KDAI_WINDOW, KDA_RECURRENT, conv.batch.spans);
+    kdai_conv_accept(&conv);
+    return KDA_OK;
+}
+
+/* ==== 20. A whole layer =======================================================================
+ *
+ * Rows pass through in blocks of KDAI_LAYER_ROWS: convolutions into float32 scratch, operator in
+ * place there, gated norm out. Long sequences are cut at multiples of KDA_CHUNK only, so that every
+ * part gives the bits it would give on the whole. */
+
+#define KDAI_LAYER_ROWS ((size_t)64)
+enum { KDAI_Q, KDAI_K, KDAI_V, KDAI_CONVS };
+
+typedef struct kdai_layer_call {
+    const kda_layer_desc *layer;
+    const kda_layer_args *args;
+    int verify;
+    kda_conv_desc conv[KDAI_CONVS];
+    size_t window_at[KDAI_CONVS];  /* floats */
+    size_t journal_at[KDAI_CONVS]; /* bytes */
+    float *rows[KDAI_CONVS];       /* [KDAI_LAYER_ROWS][channels] each; outputs replace values */
+    kdai_batch batch;
+    kdai_span *pieces; /* [KDAI_LAYER_ROWS]: what is in the present block */
+    size_t n_pieces;
+    size_t first; /* the block's first row in the call's tensors */
+} kdai_layer_call;
+
+static kda_conv_desc kdai_layer_conv(const kda_layer_desc *layer, int which) {
+    kda_conv_desc desc;
+    size_t qk = kdai_product(kdai_qk_heads(&layer->op), layer->op.dim_k);
+    desc.channels = which == KDAI_V ? kdai_product(layer->op.n_heads, layer->op.dim_v) : qk;
+    desc.width = layer->conv_width;
+    desc.activation = layer->conv_activation;
+    return desc;
+}
+
+static const float *kdai_layer_taps(const kda_layer_desc *layer, int which) {
+    return which == KDAI_Q ? layer->q_conv : which == KDAI_K ? layer->k_conv : layer->v_conv;
+}
+
+static kda_result kdai_check_layer_shape(const kda_layer_desc *layer) {
+    kda_result result = layer ? kdai_check_desc(&layer->op) : KDA_ERR_NULL;
+    for (int i = 0; result == KDA_OK && i < KDAI_CONVS; i++) {
+        kda_conv_desc conv = kdai_layer_conv(layer, i);
+        result = kdai_check_conv_desc(&conv);
+    }
+    return result;
+}
+
+static kda_result kdai_check_layer(const kda_layer_desc *layer) {
+    kda_result result = kdai_check_layer_shape(layer);
+    for (int i = 0; result == KDA_OK && i < KDAI_CONVS; i++)
+        result = kdai_check_floats(kdai_layer_taps(layer, i));
+    if (result == KDA_OK) result = kdai_check_gate(&layer->op, layer->A_log, layer->dt_bias);
+    if (result == KDA_OK) result = kdai_check_floats(layer->norm_weight);
+    if (result == KDA_OK && kdai_is_negative_or_not_finite(layer->norm_eps)) result = KDA_ERR_NUMBER;
+    return result;
+}
+
+KDA_API size_t kda_layer_window_bytes(const kda_layer_desc *layer) {
+    if (kdai_check_layer_shape(layer) != KDA_OK) return 0;
+    size_t q = kdai_layer_conv(layer, KDAI_Q).channels, v = kdai_layer_conv(layer, KDAI_V).channels;
+    size_t channels = kdai_sum(kdai_product(2, q), v);
+    return kdai_product(kdai_product(channels, layer->conv_width - 1), sizeof(float));
+}
+
+KDA_API size_t kda_layer_journal_bytes(const kda_layer_desc *layer, size_t n_tokens) {
+    if (kdai_check_layer_shape(layer) != KDA_OK) return 0;
+    size_t bytes = kda_journal_bytes(&layer->op, n_tokens);
+    for (int i = 0; i < KDAI_CONVS; i++) {
+        kda_conv_desc conv = kdai_layer_conv(layer, i);
+        bytes = kdai_sum(bytes, kda_conv_journal_bytes(&conv, n_tokens));
+    }
+    return bytes;
+}
+
+/* Where the parts of a journal for `capacity` tokens begin. */
+static void kdai_place_journals(kdai_layer_call *call, size_t capacity) {
+    size_t at = kda_journal_bytes(&call->layer->op, capacity);
+    for (int i = 0; i < KDAI_CONVS; i++) {
+        call->journal_at[i] = at;
+        at += kda_conv_journal_bytes(&call->conv[i], capacity);
+    }
+}
+
+static size_t kdai_carve_layer(const kda_layer_desc *layer, size_t n_seqs, const kda_run *run,
+                               void *memory, kdai_layer_call *call) {
+    kdai_arena arena = kdai_arena_on(memory);
+    kdai_work work;
+    size_t at = 0, each = kdai_carve_work(&layer->op, 1, 1, NULL, &work);
+    memset(call, 0, sizeof *call);
+    call->layer = layer;
+    for (int i = 0; i < KDAI_CONVS; i++) {
+        call->conv[i] = kdai_layer_conv(layer, i);
+        call->window_at[i] = at;
+        at += kda_conv_window_bytes(&call->conv[i]) / sizeof(float);
+        call->rows[i] = kdai_take_floats(&arena, kdai_product(KDAI_LAYER_ROWS, call->conv[i].channels));
+    }
+    call->pieces = (kdai_span *)kdai_take(&arena, KDAI_LAYER_ROWS, sizeof(kdai_span));
+    if (each != 0 && each < kdai_conv_each(layer->conv_width)) each = kdai_conv_each(layer->conv_width);
+    kdai_take_batch(&arena, n_seqs, kdai_workers(run), each, &call->batch);
+    return arena.used;
+}
+
+KDA_API size_t kda_layer_scratch_bytes(const kda_layer_desc *layer, size_t n_seqs,
+                                       const kda_run *run) {
+    kdai_layer_call call;
+    if (kdai_check_layer_shape(layer) != KDA_OK || (run && kdai_check_run(run) != KDA_OK)) return 0;
+    return kdai_carve_layer(layer, n_seqs, run, NULL, &call);
+}
+
+static kda_input kdai_input_at(kda_input x, size_t token) {
+    ptrdiff_t bytes = (ptrdiff_t)token * x.token_stride * (ptrdiff_t)kdai_type_bytes(x.type);
+    x.data = (const unsigned char *)x.data + bytes;
+    return x;
+}
+
+/* The dense scratch rows of q, k or v of the present block. */
+static kda_output kdai_layer_rows(const kdai_layer_call *call, int which) {
+    const kda_desc *op = &call->layer->op;
+    ptrdiff_t dim = (ptrdiff_t)(which == KDAI_V ? op->dim_v : op->dim_k);
+    return kda_out_f32(call->rows[which], (ptrdiff_t)call->conv[which].channels, dim);
+}
+
+static kda_input kdai_reading(kda_output y) {
+    return kda_in(y.data, y.type, y.token_stride, y.head_stride);
+}
+
+static void kdai_layer_convolve(const kdai_layer_call *call, int which, const kda_run *run) {
+    const kda_layer_args *args = call->args;
+    kdai_conv_call conv;
+    memset(&conv, 0, sizeof conv);
+    conv.desc = &call->conv[which];
+    conv.weight = kdai_layer_taps(call->layer, which);
+    conv.dim = which == KDAI_V ? call->layer->op.dim_v : call->layer->op.dim_k;
+    conv.x = kdai_input_at(which == KDAI_Q ? args->q : which == KDAI_K ? args->k : args->v,
+                           call->first);
+    conv.y = kdai_layer_rows(call, which);
+    conv.spans = call->pieces;
+    conv.n_spans = call->n_pieces;
+    conv.batch = call->batch;
+    conv.window_at = call->window_at[which];
+    conv.verify = call->verify;
+    /* Journals of unequal capacity begin their parts at unequal places: one span at a time. */
+    for (size_t i = 0; call->verify && i < call->n_pieces; i++) {
+        kdai_layer_call placed = *call;
+        kdai_place_journals(&placed, call->pieces[i].seq->n_tokens);
+        conv.journal_at = placed.journal_at[which];
+        conv.spans = &call->pieces[i];
+        conv.n_spans = 1;
+        kdai_parallel(run, kdai_conv_blocks(&conv), kdai_conv_item, &conv);
+    }
+    if (!call->verify)
+        kdai_parallel(run, conv.n_spans * kdai_conv_blocks(&conv), kdai_conv_item, &conv);
+}
+
+static void kdai_layer_operate(const kdai_layer_call *call, const kda_run *run) {
+    kda_args args;
+    kdai_operator op;
+    memset(&args, 0, sizeof args);
+    memset(&op, 0, sizeof op);
+    args.q = kdai_reading(kdai_layer_rows(call, KDAI_Q));
+    args.k = kdai_reading(kdai_layer_rows(call, KDAI_K));
+    args.v = kdai_reading(kdai_layer_rows(call, KDAI_V));
+    args.o = kdai_layer_rows(call, KDAI_V);
+    args.g = kdai_input_at(call->args->g, call->first);
+    args.beta = kdai_input_at(call->args->beta, call->first);
+    args.A_log = call->layer->A_log;
+    args.dt_bias = call->layer->dt_bias;
+    op.desc = &call->layer->op;
+    op.args = &args;
+    op.spans = call->pieces;
+    op.n_spans = call->n_pieces;
+    op.batch = call->batch;
+    op.chunked = 1;
+    op.verify = call->verify;
+    kdai_run_operator(&op, run, kdai_operator_item);
+}
+
+static void kdai_layer_norm_item(void *context, size_t item, size_t worker) {
+    const kdai_layer_call *call = (const kdai_layer_call *)context;
+    const kda_desc *op = &call->layer->op;
+    const kdai_span *piece = &call->pieces[item / op->n_heads];
+    kda_input rows = kdai_reading(kdai_layer_rows(call, KDAI_V));
+    (void)worker;
+    for (size_t t = piece->token; t < piece->token + piece->n_tokens; t++)
+        kdai_gated_norm_row(op->dim_v, call->layer->norm_eps, call->layer->norm_weight,
+                            item % op->n_heads, rows, t, call->args->gate, call->args->o,
+                            call->first + t);
+}
+
+/* Where in the list of spans the next block begins. */
+typedef struct kdai_cursor {
+    const kdai_span *spans;
+    size_t n_spans, span, done;
+} kdai_cursor;
+
+/* Fills `pieces` with what the next block of rows holds; 0 when there is none left. */
+static int kdai_next_block(kdai_layer_call *call, kdai_cursor *cursor) {
+    call->n_pieces = 0;
+    if (cursor->span == cursor->n_spans) return 0;
+    call->first = cursor->spans[cursor->span].token + cursor->done;
+    while (cursor->span < cursor->n_spans) {
+        kdai_span piece = cursor->spans[cursor->span];
+        size_t left = piece.n_tokens - cursor->done;
+        piece.token = piece.token + cursor->done - call->first;
+        if (piece.token >= KDAI_LAYER_ROWS) break;
+        size_t room = KDAI_LAYER_ROWS - piece.token;
+        piece.n_tokens = left <= room ? left : room / KDA_CHUNK * KDA_CHUNK;
+        if (piece.n_tokens == 0) break;
+        piece.done = cursor->done;
+        call->pieces[call->n_pieces++] = piece;
+        cursor->done += piece.n_tokens;
+        if (piece.n_tokens < left) break;
+        cursor->span++;
+        cursor->done = 0;
+    }
+    return 1;
+}
+
+static kda_result kdai_check_layer_tensors(const kda_layer_desc *layer, const kda_layer_args *args,
+                                           size_t tokens) {
+    kda_args op;
+    memset(&op, 0, sizeof op);
+    op.q = args->q, op.k = args->k, op.v = args->v, op.g = args->g, op.beta = args->beta;
+    op.o = args->o, op.A_log = layer->A_log, op.dt_bias = layer->dt_bias;
+    kda_result result = kdai_check_tensors(&layer->op, &op, tokens);
+    if (result != KDA_OK) return result;
+    return kdai_check_input(args->gate, tokens, layer->op.n_heads, layer->op.dim_v);
+}
+
+/* What forward, verify and commit check of a batch, and scratch handed out. */
+static kda_result kdai_open_layer(const kda_layer_desc *layer, const kda_seq *seqs, size_t n_seqs,
+                                  const kda_run *run, kdai_layer_call *call) {
+    size_t n_tokens;
+    kda_result result = kdai_check_layer(layer);
+    if (result == KDA_OK) result = kdai_check_run(run);
+    if (result == KDA_OK) result = kdai_count_tokens(seqs, n_seqs, &n_tokens);
+    if (result != KDA_OK) return result;
+    size_t needed = kda_layer_scratch_bytes(layer, n_seqs, run);
+    if (needed == 0) return KDA_ERR_SIZE;
+    if (!run->scratch || run->scratch_bytes < needed) return KDA_ERR_SCRATCH;
+    kdai_carve_layer(layer, n_seqs, run, run->scratch, call);
+    for (size_t i = 0; i < n_seqs; i++)
+        if (seqs[i].state && !seqs[i].window && layer->conv_width > 1) return KDA_ERR_NULL;
+    result = kdai_check_states(&layer->op, seqs, n_seqs, call->batch.sorted);
+    if (result == KDA_OK)
+        result = kdai_check_owned(seqs, n_seqs, KDAI_WINDOW, kda_layer_window_bytes(layer),
+                                  sizeof(float), call->batch.sorted);
+    return result;
+}
+
+static void kdai_begin_layer_journals(kdai_layer_call *call, const kdai_span *spans, size_t n_spans) {
+    kdai_begin_journals(&call->layer->op, KDAI_JOURNAL_OF_LAYER, spans, n_spans);
+    for (size_t s = 0; s < n_spans; s++) {
+        kdai_place_journals(call, spans[s].n_tokens);
+        for (int i = 0; i < KDAI_CONVS; i++) {
+            kdai_journal header = kdai_conv_journal_for(&call->conv[i], spans[s].n_tokens);
+            memcpy((unsigned char *)spans[s].seq->journal + call->journal_at[i], &header,
+                   sizeof header);
+        }
+    }
+}
+
+static kda_result kdai_run_layer(const kda_layer_desc *layer, const kda_layer_args *args,
+                                 const kda_run *run, int verify) {
+    kdai_layer_call call;
+    kdai_cursor cursor;
+    size_t n_tokens;
+    kda_result result = args ? KDA_OK : KDA_ERR_NULL;
+    if (result == KDA_OK) result = kdai_open_layer(layer, args->seqs, args->n_seqs, run, &call);
+    if (result == KDA_OK && verify && run->algorithm == KDA_CHUNKED) result = KDA_ERR_ALGORITHM;
+    if (result == KDA_OK) result = kdai_count_tokens(args->seqs, args->n_seqs, &n_tokens);
+    if (result == KDA_OK) result = kdai_check_layer_tensors(layer, args, n_tokens);
+    if (result == KDA_OK && verify)
+        result = kdai_check_journals(args->seqs, args->n_seqs, KDAI_STATE,
+                                     kda_layer_journal_bytes(layer, 0),
+                                     kda_layer_journal_bytes(layer, 1), call.batch.sorted);
+    if (result != KDA_OK) return result;
+    call.args = args;
+    call.verify = verify;
+    memset(&cursor, 0, sizeof cursor);
+    cursor.spans = call.batch.spans;
+    cursor.n_spans = kdai_list_spans(args->seqs, args->n_seqs, KDAI_STATE,
+                                     verify ? KDA_RECURRENT : run->algorithm, call.batch.spans);
+    if (verify) kdai_begin_layer_journals(&call, cursor.spans, cursor.n_spans);
+    while (kdai_next_block(&call, &cursor)) {
+        for (int i = 0; i < KDAI_CONVS; i++) kdai_layer_convolve(&call, i, run);
+        kdai_layer_operate(&call, run);
+        kdai_parallel(run, call.n_pieces * layer->op.n_heads, kdai_layer_norm_item, &call);
+    }
+    return KDA_OK;
+}
+
+KDA_API kda_result kda_layer(const kda_layer_desc *layer, const kda_layer_args *args,
+                             const kda_run *run) {
+    return kdai_run_layer(layer, args, run, 0);
+}
+
+KDA_API kda_result kda_layer_verify(const kda_layer_desc *layer, const kda_layer_args *args,
+                                    const kda_run *run) {
+    return kdai_run_layer(layer, args, run, 1);
+}
+
+/* The four parts of one sequence's journal fit this layer and hold enough. */
+static kda_result kdai_check_layer_journal(kdai_layer_call *call, const kda_seq *seq) {
+    size_t capacity;
+    kdai_journal of_layer = kdai_journal_for(&call->layer->op, KDAI_JOURNAL_OF_LAYER, 0);
+    kda_result result = kdai_check_journal(seq->journal, of_layer, seq->n_tokens);
+    if (result != KDA_OK || seq->n_tokens == 0) return result;
+    kdai_journal_read(seq->journal, of_layer, &capacity);
+    kdai_place_journals(call, capacity);
+    for (int i = 0; result == KDA_OK && i < KDAI_CONVS; i++)
+        result = kdai_check_journal((const unsigned char *)seq->journal + call->journal_at[i],
+                                    kdai_conv_journal_for(&call->conv[i], 0), seq->n_tokens);
+    return result;
+}
+
+KDA_API kda_result kda_layer_commit(const kda_layer_desc *layer, const kda_seq *seqs, size_t n_seqs,
+                                    const kda_run *run) {
+    kdai_layer_call call;
+    kdai_operator op;
+    kda_result result = kdai_open_layer(layer, seqs, n_seqs, run, &call);
+    if (result == KDA_OK)
+        result = kdai_check_owned(seqs, n_seqs, KDAI_JOURNAL, kda_layer_journal_bytes(layer, 0),
+                                  sizeof(float), call.batch.sorted);
+    for (size_t i = 0; result == KDA_OK && i < n_seqs; i++)
+        if (seqs[i].state) result = kdai_check_layer_journal(&call, &seqs[i]);
+    if (result != KDA_OK) return result;
+    memset(&op, 0, sizeof op);
+    op.desc = &layer->op;
+    op.spans = call.batch.spans;
+    op.n_spans = kdai_list_spans(seqs, n_seqs, KDAI_STATE, KDA_RECURRENT, call.batch.spans);
+    op.batch = call.batch;
+    op.chunked = op.verify = 1;
+    kdai_run_operator(&op, run, kdai_commit_item);
+    for (size_t s = 0; s < op.n_spans; s++) {
+        size_t capacity;
+        kdai_journal_read(op.spans[s].seq->journal,
+                          kdai_journal_for(&layer->op, KDAI_JOURNAL_OF_LAYER, 0), &capacity);
+        kdai_place_journals(&call, capacity);
+        for (int i = 0; i < KDAI_CONVS; i++) {
+            kdai_conv_call conv;
+            memset(&conv, 0, sizeof conv);
+            conv.desc = &call.conv[i];
+            conv.spans = &op.spans[s];
+            conv.n_spans = 1;
+            conv.window_at = call.window_at[i];
+            conv.journal_at = call.journal_at[i];
+            kdai_conv_accept(&conv);
+        }
+    }
+    kdai_use_up_journals(op.spans, op.n_spans, 0);
     return KDA_OK;
 }
 

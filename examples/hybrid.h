@@ -179,9 +179,9 @@ HYBRID_API void hybrid_close(hybrid_model *model);
 
 /* What a layer keeps between calls. */
 typedef struct hybrid_memory {
-    float *state;     /* KDA: kda.h's state */
-    float *window[3]; /* KDA: convolution windows of q, k, v */
-    float *latents;   /* MLA: [capacity][kv_lora_rank + qk_rope_head_dim] */
+    void *state;    /* KDA: kda.h's state */
+    void *window;   /* KDA: kda.h's window of a layer */
+    float *latents; /* MLA: [capacity][kv_lora_rank + qk_rope_head_dim] */
 } hybrid_memory;
 
 /* Scratch for one block. Attention and feed-forward take turns in the same memory. */
@@ -190,8 +190,9 @@ typedef struct hybrid_scratch {
     float *in;  /* [block][hidden]: normed input of a sub-layer */
     float *out; /* [block][hidden]: its output */
     struct {
-        float *q, *k, *v; /* [block][channels]; v becomes the operator's output */
-        float *gate;      /* [block][channels]: decay gate, then output gate */
+        float *q, *k, *v; /* [block][channels]; v becomes the layer's output */
+        float *decay;     /* [block][channels]: raw decay gate */
+        float *gate;      /* [block][channels]: output gate */
         float *low;       /* [block][kda_head_dim]: between the halves of a low-rank gate */
         float *beta;      /* [block][kda_heads] */
         kda_run run;      /* scratch of kda.h */
@@ -939,23 +940,19 @@ HYBRID_API void hybrid_close(hybrid_model *model) {
 
 /* ---- Session: descriptions for the libraries ---- */
 
-static kda_desc hybridi_kda_desc(const hybrid_config *c) {
-    kda_desc desc;
+/* The shape of every KDA layer; a layer's own weights are put in where it runs. */
+static kda_layer_desc hybridi_kda_desc(const hybrid_config *c) {
+    kda_layer_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.n_heads = c->kda_heads;
-    desc.dim_k = desc.dim_v = c->kda_head_dim;
-    desc.gate = c->gate_lower_bound < 0 ? KDA_GATE_BOUNDED : KDA_GATE_SOFTPLUS;
-    desc.lower_bound = c->gate_lower_bound;
-    desc.beta = KDA_BETA_LOGIT;
-    desc.flags = KDA_L2_NORM_QK;
-    return desc;
-}
-
-static kda_conv_desc hybridi_conv_desc(const hybrid_config *c) {
-    kda_conv_desc desc;
-    desc.channels = c->kda_heads * c->kda_head_dim;
-    desc.width = c->conv_width;
-    desc.activation = KDA_ACTIVATION_SILU;
+    desc.op.n_heads = c->kda_heads;
+    desc.op.dim_k = desc.op.dim_v = c->kda_head_dim;
+    desc.op.gate = c->gate_lower_bound < 0 ? KDA_GATE_BOUNDED : KDA_GATE_SOFTPLUS;
+    desc.op.lower_bound = c->gate_lower_bound;
+    desc.op.beta = KDA_BETA_LOGIT;
+    desc.op.flags = KDA_L2_NORM_QK;
+    desc.conv_width = c->conv_width;
+    desc.conv_activation = KDA_ACTIVATION_SILU;
+    desc.norm_eps = c->rms_norm_eps;
     return desc;
 }
 
@@ -1029,11 +1026,9 @@ static hybrid_memory hybridi_place_layer(const hybrid_config *c, bool is_kda, si
     hybrid_memory memory;
     memset(&memory, 0, sizeof memory);
     if (is_kda) {
-        kda_desc desc = hybridi_kda_desc(c);
-        kda_conv_desc conv = hybridi_conv_desc(c);
-        memory.state = (float *)hybridi_take_sized(arena, kda_state_bytes(&desc));
-        for (int i = 0; i < 3; i++) /* of width 1: no bytes, and yet a pointer */
-            memory.window[i] = (float *)hybridi_take(arena, kda_conv_window_bytes(&conv));
+        kda_layer_desc desc = hybridi_kda_desc(c);
+        memory.state = hybridi_take_sized(arena, kda_state_bytes(&desc.op));
+        memory.window = hybridi_take(arena, kda_layer_window_bytes(&desc)); /* 0 bytes: width 1 */
     } else {
         mla_desc desc = hybridi_mla_desc(c);
         memory.latents = hybridi_floats(arena, capacity, mla_cache_width(&desc), 1);
@@ -1043,14 +1038,12 @@ static hybrid_memory hybridi_place_layer(const hybrid_config *c, bool is_kda, si
 
 static void hybridi_place_kda(hybrid_scratch *scratch, const hybrid_config *c, size_t block,
                               hybridi_arena *arena) {
-    kda_desc desc = hybridi_kda_desc(c);
-    kda_conv_desc conv = hybridi_conv_desc(c);
-    size_t operator_bytes = kda_scratch_bytes(&desc, 1, NULL);
-    size_t conv_bytes = kda_conv_scratch_bytes(&conv, 1);
-    size_t bytes = operator_bytes > conv_bytes ? operator_bytes : conv_bytes;
+    kda_layer_desc desc = hybridi_kda_desc(c);
+    size_t bytes = kda_layer_scratch_bytes(&desc, 1, NULL);
     scratch->kda.q = hybridi_floats(arena, block, c->kda_heads, c->kda_head_dim);
     scratch->kda.k = hybridi_floats(arena, block, c->kda_heads, c->kda_head_dim);
     scratch->kda.v = hybridi_floats(arena, block, c->kda_heads, c->kda_head_dim);
+    scratch->kda.decay = hybridi_floats(arena, block, c->kda_heads, c->kda_head_dim);
     scratch->kda.gate = hybridi_floats(arena, block, c->kda_heads, c->kda_head_dim);
     scratch->kda.low = hybridi_floats(arena, block, c->kda_head_dim, 1);
     scratch->kda.beta = hybridi_floats(arena, block, c->kda_heads, 1);
@@ -1149,16 +1142,13 @@ static bool hybridi_attnres_ok(attnres_result result, const char *call, error *e
 
 HYBRID_API bool hybrid_session_reset(hybrid_session *session, error *e) {
     const hybrid_config *c = &session->model->config;
-    kda_desc desc = hybridi_kda_desc(c);
-    kda_conv_desc conv = hybridi_conv_desc(c);
-    size_t window_bytes = kda_conv_window_bytes(&conv);
+    kda_layer_desc desc = hybridi_kda_desc(c);
     for (size_t i = 0; i < c->n_layers; i++) {
         if (!c->is_kda[i]) continue;
         hybrid_memory *memory = &session->layers[i];
-        if (!hybridi_kda_ok(kda_state_clear(&desc, memory->state), "kda_state_clear", e))
+        if (!hybridi_kda_ok(kda_state_clear(&desc.op, memory->state), "kda_state_clear", e))
             return false;
-        for (int part = 0; part < 3; part++)
-            memset(memory->window[part], 0, window_bytes);
+        memset(memory->window, 0, kda_layer_window_bytes(&desc));
     }
     session->n_tokens = 0;
     return true;
@@ -1197,14 +1187,13 @@ HYBRID_API void hybrid_session_close(hybrid_session *session) {
 HYBRID_API hybrid_sizes hybrid_memory_sizes(const hybrid_model *model, size_t n_tokens) {
     const hybrid_config *c = &model->config;
     hybrid_sizes sizes = {0, 0, 0, 0};
-    kda_desc desc = hybridi_kda_desc(c);
-    kda_conv_desc conv = hybridi_conv_desc(c);
+    kda_layer_desc desc = hybridi_kda_desc(c);
     mla_desc mla = hybridi_mla_desc(c);
     double latents = (double)n_tokens * (double)(mla_cache_width(&mla) * sizeof(float));
     for (size_t i = 0; i < c->n_layers; i++) {
         if (c->is_kda[i]) {
-            sizes.states += (double)kda_state_bytes(&desc);
-            sizes.windows += 3 * (double)kda_conv_window_bytes(&conv);
+            sizes.states += (double)kda_state_bytes(&desc.op);
+            sizes.windows += (double)kda_layer_window_bytes(&desc);
         } else {
             sizes.latents += latents;
         }
@@ -1257,17 +1246,6 @@ static bool hybridi_add(hybrid_session *s, size_t n, error *e) {
 
 /* ---- Forward: KDA ---- */
 
-/* Projects n tokens and convolves them, through the layer's window. */
-static bool hybridi_conv(hybrid_session *s, const linear *w, const float *taps, float *window,
-                         size_t n, float *y, error *e) {
-    kda_conv_desc desc = hybridi_conv_desc(&s->model->config);
-    ptrdiff_t channels = (ptrdiff_t)desc.channels;
-    kda_seq seq = {n, NULL, window};
-    kda_conv_args args = {kda_in_f32(y, channels, 0), kda_out_f32(y, channels, 0), taps, &seq, 1};
-    linear_apply(w, s->scratch.in, n, w->cols, y, desc.channels);
-    return hybridi_kda_ok(kda_conv(&desc, &args, &s->scratch.kda.run), "kda_conv", e);
-}
-
 /* y = W_b (W_a x): a gate of low rank. */
 static void hybridi_low_rank(const hybrid_scratch *scratch, const linear *a, const linear *b,
                              size_t n, float *y) {
@@ -1275,55 +1253,45 @@ static void hybridi_low_rank(const hybrid_scratch *scratch, const linear *a, con
     linear_apply(b, scratch->kda.low, n, b->cols, y, b->rows);
 }
 
-/* The operator over all heads: q, k, v, gate, beta to v. */
-static bool hybridi_operator(hybrid_session *s, const hybrid_kda *w, float *state, size_t n,
-                             error *e) {
+/* All that a KDA layer does between its projections: q, k, v and the gates to v. */
+static bool hybridi_kda_layer(hybrid_session *s, const hybrid_kda *w, const hybrid_memory *memory,
+                              size_t n, error *e) {
     const hybrid_scratch *scratch = &s->scratch;
-    kda_desc desc = hybridi_kda_desc(&s->model->config);
-    ptrdiff_t dim = (ptrdiff_t)desc.dim_k, heads = (ptrdiff_t)desc.n_heads, row = heads * dim;
-    kda_seq seq = {n, state, NULL};
-    kda_args args;
+    kda_layer_desc desc = hybridi_kda_desc(&s->model->config);
+    ptrdiff_t dim = (ptrdiff_t)desc.op.dim_k, heads = (ptrdiff_t)desc.op.n_heads;
+    ptrdiff_t row = heads * dim;
+    kda_seq seq;
+    kda_layer_args args;
+    memset(&seq, 0, sizeof seq);
     memset(&args, 0, sizeof args);
+    desc.q_conv = w->q_conv, desc.k_conv = w->k_conv, desc.v_conv = w->v_conv;
+    desc.A_log = w->A_log, desc.dt_bias = w->dt_bias, desc.norm_weight = w->o_norm;
+    seq.n_tokens = n, seq.state = memory->state, seq.window = memory->window;
     args.q = kda_in_f32(scratch->kda.q, row, dim);
     args.k = kda_in_f32(scratch->kda.k, row, dim);
     args.v = kda_in_f32(scratch->kda.v, row, dim);
-    args.g = kda_in_f32(scratch->kda.gate, row, dim);
+    args.g = kda_in_f32(scratch->kda.decay, row, dim);
     args.beta = kda_in_f32(scratch->kda.beta, heads, 1);
+    args.gate = kda_in_f32(scratch->kda.gate, row, dim);
     args.o = kda_out_f32(scratch->kda.v, row, dim);
-    args.A_log = w->A_log;
-    args.dt_bias = w->dt_bias;
     args.seqs = &seq;
     args.n_seqs = 1;
-    return hybridi_kda_ok(kda_forward(&desc, &args, &scratch->kda.run), "kda_forward", e);
-}
-
-/* The operator's output, normed and gated by the layer's input. */
-static bool hybridi_output_gate(hybrid_session *s, const hybrid_kda *w, size_t n, error *e) {
-    const hybrid_config *c = &s->model->config;
-    const hybrid_scratch *scratch = &s->scratch;
-    ptrdiff_t dim = (ptrdiff_t)c->kda_head_dim, row = (ptrdiff_t)c->kda_heads * dim;
-    if (c->use_full_rank_gate)
-        linear_apply(&w->g, scratch->in, n, w->g.cols, scratch->kda.gate, w->g.rows);
-    else
-        hybridi_low_rank(scratch, &w->g_a, &w->g_b, n, scratch->kda.gate);
-    return hybridi_kda_ok(kda_gated_norm(n, c->kda_heads, c->kda_head_dim, c->rms_norm_eps,
-                                         w->o_norm, kda_in_f32(scratch->kda.v, row, dim),
-                                         kda_in_f32(scratch->kda.gate, row, dim),
-                                         kda_out_f32(scratch->kda.v, row, dim)),
-                          "kda_gated_norm", e);
+    return hybridi_kda_ok(kda_layer(&desc, &args, &scratch->kda.run), "kda_layer", e);
 }
 
 static bool hybridi_kda_forward(hybrid_session *s, const hybrid_kda *w, const hybrid_memory *memory,
                                 size_t n, error *e) {
     const hybrid_scratch *scratch = &s->scratch;
-    if (!hybridi_conv(s, &w->q, w->q_conv, memory->window[0], n, scratch->kda.q, e) ||
-        !hybridi_conv(s, &w->k, w->k_conv, memory->window[1], n, scratch->kda.k, e) ||
-        !hybridi_conv(s, &w->v, w->v_conv, memory->window[2], n, scratch->kda.v, e))
-        return false;
-    hybridi_low_rank(scratch, &w->f_a, &w->f_b, n, scratch->kda.gate);
+    linear_apply(&w->q, scratch->in, n, w->q.cols, scratch->kda.q, w->q.rows);
+    linear_apply(&w->k, scratch->in, n, w->k.cols, scratch->kda.k, w->k.rows);
+    linear_apply(&w->v, scratch->in, n, w->v.cols, scratch->kda.v, w->v.rows);
     linear_apply(&w->b, scratch->in, n, w->b.cols, scratch->kda.beta, w->b.rows);
-    if (!hybridi_operator(s, w, memory->state, n, e) || !hybridi_output_gate(s, w, n, e))
-        return false;
+    hybridi_low_rank(scratch, &w->f_a, &w->f_b, n, scratch->kda.decay);
+    if (s->model->config.use_full_rank_gate)
+        linear_apply(&w->g, scratch->in, n, w->g.cols, scratch->kda.gate, w->g.rows);
+    else
+        hybridi_low_rank(scratch, &w->g_a, &w->g_b, n, scratch->kda.gate);
+    if (!hybridi_kda_layer(s, w, memory, n, e)) return false;
     linear_apply(&w->o, scratch->kda.v, n, w->o.cols, scratch->out, w->o.rows);
     return true;
 }

@@ -106,7 +106,7 @@ static inline kda_args problem_args(const problem *p, size_t first, float *o) {
 
 /* Runs tokens first .. first + n - 1 as one sequence. */
 static inline kda_result problem_run(const problem *p, kda_algorithm algorithm, size_t first,
-                                     size_t n, float *state, float *o) {
+                                     size_t n, void *state, float *o) {
     kda_args args = problem_args(p, first, o);
     kda_seq seq;
     kda_run run;

@@ -87,6 +87,8 @@ static void description(void) {
     SPOIL(c.desc.scale = INFINITY, KDA_ERR_NUMBER);
     SPOIL(c.desc.l2_eps = -1e-6f, KDA_ERR_NUMBER);
     SPOIL(c.desc.l2_eps = NAN, KDA_ERR_NUMBER);
+    SPOIL(c.desc.state_type = KDA_BF16, KDA_ERR_TYPE);
+    SPOIL(c.desc.state_type = (kda_type)3, KDA_ERR_TYPE);
     SPOIL(c.desc.lower_bound = -5, KDA_ERR_LOWER_BOUND); /* the 48B has none */
     SPOIL(c.desc.gate = KDA_GATE_BOUNDED, KDA_ERR_LOWER_BOUND);
     SPOIL((c.desc.gate = KDA_GATE_BOUNDED, c.desc.lower_bound = 1), KDA_ERR_LOWER_BOUND);
@@ -133,11 +135,17 @@ static void strides(void) {
     SPOIL((c.seqs[0].n_tokens = SIZE_MAX / 2 - 1, c.args.q.token_stride = 1), KDA_ERR_SIZE);
 }
 
+static void never_called(void *user, size_t n, kda_task task, void *context) {
+    (void)user, (void)n, (void)task, (void)context;
+    CHECK(!"called");
+}
+
 static void running(void) {
     SPOIL(c.run.scratch = (free(c.run.scratch), NULL), KDA_ERR_SCRATCH);
     SPOIL(c.run.scratch_bytes = kda_scratch_bytes(&c.desc, 2, NULL) - 1, KDA_ERR_SCRATCH);
     SPOIL(c.run.algorithm = (kda_algorithm)3, KDA_ERR_ALGORITHM);
     SPOIL(c.run.algorithm = (kda_algorithm)-1, KDA_ERR_ALGORITHM);
+    SPOIL(c.run.parallel_for = never_called, KDA_ERR_THREADS);
     SPOIL(c.seqs[1].state = c.seqs[0].state, KDA_ERR_ALIAS);
     SPOIL(c.seqs[1].state = (float *)c.seqs[0].state + 1, KDA_ERR_ALIAS); /* they overlap */
     SPOIL((c.seqs[1].state = c.seqs[0].state, c.seqs[1].n_tokens = 0), KDA_ERR_ALIAS);
@@ -235,7 +243,7 @@ static void convolution(void) {
     args.x = kda_in_f32(x, 4, 0), args.y = kda_out_f32(y, 4, 0), args.weight = weight;
     args.seqs = seqs, args.n_seqs = 2;
     run.scratch = scratch, run.scratch_bytes = sizeof scratch;
-    CHECK(kda_conv_scratch_bytes(&good, 2) <= sizeof scratch);
+    CHECK(kda_conv_scratch_bytes(&good, 2, NULL) <= sizeof scratch);
     CHECK(kda_conv_window_bytes(&good) == 4 * sizeof(float));
     CHECK(kda_conv(&good, &args, &run) == KDA_OK);
     desc = good, desc.channels = 0;
@@ -248,7 +256,7 @@ static void convolution(void) {
     CHECK(kda_conv(&desc, &args, &run) == KDA_ERR_ACTIVATION);
     desc = good, desc.channels = SIZE_MAX / 4;
     CHECK(kda_conv(&desc, &args, &run) == KDA_ERR_SIZE);
-    CHECK(kda_conv_window_bytes(&desc) == 0 && kda_conv_scratch_bytes(&desc, 1) == 0);
+    CHECK(kda_conv_window_bytes(&desc) == 0 && kda_conv_scratch_bytes(&desc, 1, NULL) == 0);
     CHECK(kda_conv(NULL, &args, &run) == KDA_ERR_NULL);
     CHECK(kda_conv(&good, NULL, &run) == KDA_ERR_NULL);
     CHECK(kda_conv(&good, &args, NULL) == KDA_ERR_NULL);
@@ -308,9 +316,18 @@ static void every_result_has_its_name_and_text(void) {
     NAMED(KDA_ERR_SCRATCH);
     NAMED(KDA_ERR_WIDTH);
     NAMED(KDA_ERR_ACTIVATION);
-    for (int r = KDA_OK; r <= KDA_ERR_ACTIVATION; r++)
+    NAMED(KDA_ERR_THREADS);
+    NAMED(KDA_ERR_JOURNAL);
+    NAMED(KDA_ERR_COUNT);
+    NAMED(KDA_ERR_BLOB);
+    NAMED(KDA_ERR_BLOB_VERSION);
+    NAMED(KDA_ERR_BLOB_SHORT);
+    NAMED(KDA_ERR_BLOB_LONG);
+    NAMED(KDA_ERR_BLOB_ALTERED);
+    NAMED(KDA_ERR_BLOB_MISMATCH);
+    for (int r = KDA_OK; r <= KDA_ERR_BLOB_MISMATCH; r++)
         CHECK(strlen(kda_result_text((kda_result)r)) >= 8);
-    CHECK(strcmp(kda_result_name((kda_result)(KDA_ERR_ACTIVATION + 1)), "KDA_ERR_UNKNOWN") == 0);
+    CHECK(strcmp(kda_result_name((kda_result)(KDA_ERR_BLOB_MISMATCH + 1)), "KDA_ERR_UNKNOWN") == 0);
     CHECK(strcmp(kda_result_name((kda_result)-1), "KDA_ERR_UNKNOWN") == 0);
 }
 
