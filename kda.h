@@ -124,7 +124,8 @@ MEMORY
     depend on the number of tokens, and carries nothing from one call to the next. Other pointers
     need the alignment of their element type. A call uses less than 4 KiB of stack.
 
-    No mutable globals: calls on different states and scratch may run at once in any threads.
+    No mutable globals but the choice of kernels, made once: calls on different states and scratch
+    may run at once in any threads.
 
 THREADS
 
@@ -140,6 +141,14 @@ ERRORS
     A kda_result for each kind of misuse, with a name (kda_result_name). On any error nothing has
     been written. The values of tensors are not errors: see NUMERICS.
 
+INSTRUCTION SETS
+
+    Kernels for AVX-512, AVX2 (with FMA and F16C) and NEON are in this file beside the plain C, and
+    need no compiler flags. The best that processor and operating system offer is found at the first
+    call; run.isa asks for one, and one that is not there is an error. What runs makes no difference
+    to the bits of the recurrent path (see NUMERICS). The compiler finds the file again by its name:
+    it stays "kda.h".
+
 NUMERICS
 
     * All arithmetic is IEEE float32 with fused multiply-add. exp, sigmoid and softplus are the
@@ -149,8 +158,9 @@ NUMERICS
       fused multiply-add in order of i, the last 16 padded with zeros; then lanes 8 apart are
       added, then 4, 2, 1.
     * The recurrent path gives the same bits however the tokens are split into calls, whatever else
-      is in the batch and however many threads run. The chunked path does so across calls split at
-      multiples of KDA_CHUNK. The two differ from each other by rounding only.
+      is in the batch, however many threads run, and on every instruction set. The chunked path does
+      so across calls split at multiples of KDA_CHUNK, for one instruction set. The two differ from
+      each other by rounding only.
     * verify and commit(m) give the bits of m single steps, of state, window and outputs.
     * kda_layer gives the bits of its parts called one by one.
     * Any gate value up to and including -inf is safe in both paths: no overflow, no division by a
@@ -163,6 +173,8 @@ OPTIONS
     KDA_STATIC              every function static
     KDA_API                 or your own linkage
     KDA_ALLOW_FAST_MATH     see NUMERICS
+    KDA_NO_SIMD             plain C only
+    KDA_NO_AVX512           nothing beyond AVX2
 
 LIMITS
 
@@ -224,7 +236,8 @@ typedef enum kda_result {
     KDA_ERR_BLOB_SHORT,    /* the buffer is shorter than the saved state */
     KDA_ERR_BLOB_LONG,     /* the buffer is longer than the saved state */
     KDA_ERR_BLOB_ALTERED,  /* the checksum does not fit the contents */
-    KDA_ERR_BLOB_MISMATCH  /* a sound saved state, but of another shape, type or window */
+    KDA_ERR_BLOB_MISMATCH, /* a sound saved state, but of another shape, type or window */
+    KDA_ERR_ISA            /* unknown instruction set, or not one that this machine and build have */
 } kda_result;
 
 /* The spelling of a result, "KDA_ERR_DIMS"; "KDA_ERR_UNKNOWN" for a value that is none. */
@@ -253,6 +266,20 @@ typedef enum kda_algorithm {
     KDA_RECURRENT = 1,
     KDA_CHUNKED = 2
 } kda_algorithm;
+
+/* Which kernels run. Those of KDA_ISA_SCALAR are plain C and run everywhere. */
+typedef enum kda_isa {
+    KDA_ISA_AUTO = 0, /* the best of those that this processor and build have */
+    KDA_ISA_SCALAR = 1,
+    KDA_ISA_AVX2 = 2, /* with FMA and F16C */
+    KDA_ISA_AVX512 = 3,
+    KDA_ISA_NEON = 4
+} kda_isa;
+
+/* What KDA_ISA_AUTO means here; whether an ISA can be asked for here; its name, "avx2". */
+KDA_API kda_isa kda_isa_best(void);
+KDA_API int kda_isa_is_available(kda_isa isa);
+KDA_API const char *kda_isa_name(kda_isa isa);
 
 /* kda_desc.flags */
 #define KDA_L2_NORM_QK 1u /* normalise queries and keys inside */
@@ -357,6 +384,7 @@ typedef struct kda_run {
     void *user;                    /* handed to parallel_for */
     size_t n_threads;              /* with parallel_for: how many may run, >= 1; with OpenMP: 0 means
                                       as many as it would take; otherwise not used */
+    kda_isa isa;
 } kda_run;
 
 /* ==== 2. The operator ========================================================================= */
@@ -469,23 +497,28 @@ KDA_API uint16_t kda_to_f16(float x);
 KDA_API float kda_from_bf16(uint16_t bits);
 KDA_API uint16_t kda_to_bf16(float x);
 
-/* Raw gate to log-decay, g = gate(raw) as desc.gate says (not KDA_GATE_LOG_DECAY). kda_forward
+/* The three functions that follow need no scratch; run says threads and instruction set, and null
+ * means the calling thread and the best.
+ *
+ * Raw gate to log-decay, g = gate(raw) as desc.gate says (not KDA_GATE_LOG_DECAY). kda_forward
  * given this g (in float32) as KDA_GATE_LOG_DECAY gives the same bits as given the raw gate.
  * raw, g: [n_tokens][n_heads][dim_k]; g may be raw itself. A_log, dt_bias: as in kda_args. */
 KDA_API kda_result kda_log_decay(const kda_desc *desc, size_t n_tokens, kda_input raw,
-                                 const float *A_log, const float *dt_bias, kda_output g);
+                                 const float *A_log, const float *dt_bias, kda_output g,
+                                 const kda_run *run);
 
 /* y = x / sqrt(sum(x^2) + eps) for each head of each token; eps 0 means 1e-6. x, y:
  * [n_tokens][n_heads][dim]; y may be x itself. (flash-linear-attention's l2norm.) */
 KDA_API kda_result kda_l2_norm(size_t n_tokens, size_t n_heads, size_t dim, float eps, kda_input x,
-                               kda_output y);
+                               kda_output y, const kda_run *run);
 
 /* y = x / sqrt(mean(x^2) + eps) * weight * sigmoid(gate) for each head of each token: the norm
  * after the operator. x, gate, y: [n_tokens][n_heads][dim]; weight: [dim], shared by all heads; y
  * may be x or gate itself. eps is used as it is: 0 is 0. (flash-linear-attention's
  * FusedRMSNormGated with sigmoid.) */
 KDA_API kda_result kda_gated_norm(size_t n_tokens, size_t n_heads, size_t dim, float eps,
-                                  const float *weight, kda_input x, kda_input gate, kda_output y);
+                                  const float *weight, kda_input x, kda_input gate, kda_output y,
+                                  const kda_run *run);
 
 #define KDA_CONV_MAX_WIDTH 64
 
@@ -789,20 +822,6 @@ static void kdai_from_floats(const float *from, kda_type type, size_t n, void *t
         for (size_t i = 0; i < n; i++) half[i] = kda_to_bf16(from[i]);
 }
 
-/* Elements first .. first + n - 1 of a head of a token. */
-static void kdai_load(kda_input x, size_t token, size_t head, size_t first, size_t n, float *to) {
-    ptrdiff_t at = (ptrdiff_t)token * x.token_stride + (ptrdiff_t)head * x.head_stride;
-    ptrdiff_t bytes = (at + (ptrdiff_t)first) * (ptrdiff_t)kdai_type_bytes(x.type);
-    kdai_to_floats((const unsigned char *)x.data + bytes, x.type, n, to);
-}
-
-static void kdai_store(kda_output y, size_t token, size_t head, size_t first, size_t n,
-                       const float *from) {
-    ptrdiff_t at = (ptrdiff_t)token * y.token_stride + (ptrdiff_t)head * y.head_stride;
-    ptrdiff_t bytes = (at + (ptrdiff_t)first) * (ptrdiff_t)kdai_type_bytes(y.type);
-    kdai_from_floats(from, y.type, n, (unsigned char *)y.data + bytes);
-}
-
 /* ==== 9. Checks =============================================================================== */
 
 /* In the order of kda_result. */
@@ -834,6 +853,7 @@ static const char *const kdai_results[][2] = {
     {"KDA_ERR_BLOB_LONG", "the buffer is longer than the saved state"},
     {"KDA_ERR_BLOB_ALTERED", "the checksum does not fit the contents of the buffer"},
     {"KDA_ERR_BLOB_MISMATCH", "the saved state has another shape, type or window"},
+    {"KDA_ERR_ISA", "the instruction set is unknown, or not one that this machine and build have"},
 };
 
 static const char *kdai_describe(kda_result result, size_t column) {
@@ -963,7 +983,8 @@ static kda_result kdai_check_run(const kda_run *run) {
     if (run->algorithm != KDA_AUTO && run->algorithm != KDA_RECURRENT &&
         run->algorithm != KDA_CHUNKED)
         return KDA_ERR_ALGORITHM;
-    return run->parallel_for && run->n_threads == 0 ? KDA_ERR_THREADS : KDA_OK;
+    if (run->parallel_for && run->n_threads == 0) return KDA_ERR_THREADS;
+    return kda_isa_is_available(run->isa) ? KDA_OK : KDA_ERR_ISA;
 }
 
 /* Shell sort: in place, no worst case that a batch could hit, short. */
@@ -1138,7 +1159,7 @@ static void kdai_parallel(const kda_run *run, size_t n_items, kdai_item item, vo
     list.next = 0;
     if (workers > n_items) workers = n_items;
     if (workers > 1) {
-        if (run->parallel_for) {
+        if (run && run->parallel_for) {
             run->parallel_for(run->user, workers, kdai_worker, &list);
         } else {
 #if defined(_OPENMP)
@@ -1154,44 +1175,56 @@ static void kdai_parallel(const kda_run *run, size_t n_items, kdai_item item, vo
 /* ==== 11. A block of tokens of one head: what both algorithms start from ====================== */
 
 /* Scratch of one worker for a block of at most KDA_CHUNK tokens of one head: rows of dim_k for each
- * token, columns of KDAI_ROWS value channels for each token. */
+ * token, padded with zeros to `stride`; columns of KDAI_ROWS value channels for each token. */
 #define KDAI_ROWS ((size_t)32)
 typedef struct kdai_work {
-    float *q, *k;    /* [KDA_CHUNK][dim_k] normalised, q scaled */
-    float *decay;    /* [KDA_CHUNK][dim_k] exp(g) */
-    float *k_seen;   /* [KDA_CHUNK][dim_k] k as the state before sees it: see each algorithm */
-    float *q_seen;   /* [KDA_CHUNK][dim_k] */
-    float *beta;     /* [KDA_CHUNK] */
-    float *kq;       /* [KDA_CHUNK] k . q of each token (recurrent) */
-    float *v, *u, *o; /* [KDA_CHUNK][KDAI_ROWS] values, corrections, outputs */
-    float *row;      /* [dim_k] a state row in float32, if the state is not */
-    float *k_left;   /* [KDA_CHUNK][dim_k] k as the state after the chunk sees it (chunked) */
-    float *total;    /* [dim_k] decay over the whole chunk (chunked) */
-    float *A, *P;    /* [KDA_CHUNK][KDA_CHUNK] (chunked) */
-    void *copy;      /* [dim_v][dim_k] of the state's type (verify) */
+    size_t dim, stride; /* dim_k, and that in whole lanes */
+    float *q, *k;       /* [KDA_CHUNK][stride] normalised, q scaled */
+    float *decay;       /* [KDA_CHUNK][stride] exp(g) */
+    float *k_seen;      /* [KDA_CHUNK][stride] k as the state before sees it: see each algorithm */
+    float *q_seen;      /* [KDA_CHUNK][stride] */
+    float *bias;        /* [stride] dt_bias of the head, or zeros */
+    float *beta;        /* [KDA_CHUNK] */
+    float *kq;          /* [KDA_CHUNK] k . q of each token (recurrent) */
+    float *v, *u, *o;   /* [KDA_CHUNK][KDAI_ROWS] values, corrections, outputs */
+    float *rows;        /* [4][stride] state rows in float32, where they cannot be used in place */
+    float *k_left;      /* [KDA_CHUNK][stride] k as the state after the chunk sees it (chunked) */
+    float *total;       /* [stride] decay over the whole chunk (chunked) */
+    float *A, *P;       /* [KDA_CHUNK][KDA_CHUNK] (chunked) */
+    float *panels;      /* [panels of dim_v][stride][panel] (chunked, by kernels that use them) */
+    void *copy;         /* [dim_v][dim_k] of the state's type (verify) */
 } kdai_work;
 
-static size_t kdai_carve_work(const kda_desc *desc, int chunked, int verify, void *memory,
-                              kdai_work *work) {
+static size_t kdai_padded(size_t n) {
+    return kdai_sum(n, KDAI_LANES - 1) / KDAI_LANES * KDAI_LANES;
+}
+
+static size_t kdai_carve_work(const kda_desc *desc, size_t panel, int chunked, int verify,
+                              void *memory, kdai_work *work) {
     kdai_arena arena = kdai_arena_on(memory);
-    size_t block = kdai_product(KDA_CHUNK, desc->dim_k);
+    size_t stride = kdai_padded(desc->dim_k), block = kdai_product(KDA_CHUNK, stride);
     memset(work, 0, sizeof *work);
+    work->dim = desc->dim_k;
+    work->stride = stride;
     work->q = kdai_take_floats(&arena, block);
     work->k = kdai_take_floats(&arena, block);
     work->decay = kdai_take_floats(&arena, block);
     work->k_seen = kdai_take_floats(&arena, block);
     work->q_seen = kdai_take_floats(&arena, block);
+    work->bias = kdai_take_floats(&arena, stride);
     work->beta = kdai_take_floats(&arena, KDA_CHUNK);
     work->kq = kdai_take_floats(&arena, KDA_CHUNK);
     work->v = kdai_take_floats(&arena, KDA_CHUNK * KDAI_ROWS);
     work->u = kdai_take_floats(&arena, KDA_CHUNK * KDAI_ROWS);
     work->o = kdai_take_floats(&arena, KDA_CHUNK * KDAI_ROWS);
-    if (desc->state_type != KDA_F32) work->row = kdai_take_floats(&arena, desc->dim_k);
+    work->rows = kdai_take_floats(&arena, kdai_product(4, stride));
     if (chunked) {
         work->k_left = kdai_take_floats(&arena, block);
-        work->total = kdai_take_floats(&arena, desc->dim_k);
+        work->total = kdai_take_floats(&arena, stride);
         work->A = kdai_take_floats(&arena, KDA_CHUNK * KDA_CHUNK);
         work->P = kdai_take_floats(&arena, KDA_CHUNK * KDA_CHUNK);
+        size_t columns = panel ? kdai_sum(desc->dim_v, panel - 1) / panel * panel : 0;
+        if (panel) work->panels = kdai_take_floats(&arena, kdai_product(columns, stride));
     }
     if (verify)
         work->copy = kdai_take(&arena, kdai_product(desc->dim_v, desc->dim_k),
@@ -1199,8 +1232,67 @@ static size_t kdai_carve_work(const kda_desc *desc, int chunked, int verify, voi
     return arena.used;
 }
 
+/* One set of kernels. Rows are padded with zeros to whole lanes, n is their padded length. */
+typedef struct kdai_kernels {
+    kda_isa isa;
+    size_t panel; /* value channels that the chunked algorithm takes side by side; 0: row by row */
+    void (*to_floats)(const void *from, kda_type type, size_t n, float *to);
+    void (*from_floats)(const float *from, kda_type type, size_t n, void *to);
+    float (*dot)(const float *x, const float *y, size_t n);
+    void (*multiply)(const float *x, float factor, size_t n, float *y);
+    void (*gate)(const kda_desc *desc, float a, const float *bias, size_t n, float *g);
+    void (*decay)(const float *k, const float *q, size_t n, float *decay, float *k_seen,
+                  float *q_seen);
+    void (*gated)(const float *open, float inverse, const float *weight, size_t n, float *x);
+    void (*conv)(const float *taps, size_t width, int silu, size_t n, const float *x,
+                 const float *window, size_t stride, float *y);
+    void (*update)(const float *decay, const float *k, float u, size_t n, int in_f16, float *s);
+    void (*recurrent)(const kdai_work *work, size_t n_tokens, int in_f16, float *s, size_t s_stride,
+                      size_t rows);
+    void (*chunk_prepare)(kdai_work *work, size_t n_tokens);
+    void (*chunk)(const kdai_work *work, size_t n_tokens, int in_f16, float *s);
+} kdai_kernels;
+
+/* Those of an ISA, KDA_ISA_AUTO included; null if this machine or build lacks it. Defined below,
+ * when all sets are. */
+static const kdai_kernels *kdai_kernels_of(kda_isa isa);
+
+/* Four rows of four floats to four columns. Defined with the instruction sets. */
+static void kdai_transpose4(const float *from, size_t from_stride, float *to, size_t to_stride);
+
+static const kdai_kernels *kdai_kernels_for(const kda_run *run) {
+    return kdai_kernels_of(run ? run->isa : KDA_ISA_AUTO);
+}
+
+/* Elements first .. first + n - 1 of a head of a token. */
+static void kdai_load(const kdai_kernels *kernels, kda_input x, size_t token, size_t head,
+                      size_t first, size_t n, float *to) {
+    ptrdiff_t at = (ptrdiff_t)token * x.token_stride + (ptrdiff_t)head * x.head_stride;
+    ptrdiff_t bytes = (at + (ptrdiff_t)first) * (ptrdiff_t)kdai_type_bytes(x.type);
+    kernels->to_floats((const unsigned char *)x.data + bytes, x.type, n, to);
+}
+
+static void kdai_store(const kdai_kernels *kernels, kda_output y, size_t token, size_t head,
+                       size_t first, size_t n, const float *from) {
+    ptrdiff_t at = (ptrdiff_t)token * y.token_stride + (ptrdiff_t)head * y.head_stride;
+    ptrdiff_t bytes = (at + (ptrdiff_t)first) * (ptrdiff_t)kdai_type_bytes(y.type);
+    kernels->from_floats(from, y.type, n, (unsigned char *)y.data + bytes);
+}
+
+/* Zeros from element n of a row up to whole lanes. */
+static void kdai_pad(float *row, size_t n) {
+    for (size_t i = n; i % KDAI_LANES != 0; i++) row[i] = 0.0f;
+}
+
+/* A row of dim elements, padded. */
+static void kdai_load_row(const kdai_kernels *kernels, kda_input x, size_t token, size_t head,
+                          size_t dim, float *to) {
+    kdai_load(kernels, x, token, head, 0, dim, to);
+    kdai_pad(to, dim);
+}
+
 /* y = x * factor; y may be x. */
-static void kdai_scale(const float *x, float factor, size_t n, float *y) {
+static void kdai_multiply(const float *x, float factor, size_t n, float *y) {
     for (size_t i = 0; i < n; i++) y[i] = x[i] * factor;
 }
 
@@ -1226,7 +1318,17 @@ static float kdai_rate(const float *A_log, size_t head) {
 
 /* n raw gates to log-decays, in place. */
 static void kdai_gate_row(const kda_desc *desc, float a, const float *bias, size_t n, float *g) {
-    for (size_t i = 0; i < n; i++) g[i] = kdai_gate(desc, a, bias ? bias[i] : 0.0f, g[i]);
+    for (size_t i = 0; i < n; i++) g[i] = kdai_gate(desc, a, bias[i], g[i]);
+}
+
+/* Log-decays to decays, and k and q as the state before the token sees them (recurrent). */
+static void kdai_decay_row(const float *k, const float *q, size_t n, float *decay, float *k_seen,
+                           float *q_seen) {
+    for (size_t i = 0; i < n; i++) {
+        decay[i] = kdai_exp(decay[i]);
+        k_seen[i] = decay[i] * k[i];
+        q_seen[i] = decay[i] * q[i];
+    }
 }
 
 static float kdai_beta(const kda_desc *desc, float x) {
@@ -1239,64 +1341,66 @@ static size_t kdai_qk_head(const kda_desc *desc, size_t head) {
     return desc->head_map == KDA_HEADS_TILED ? head % n : head / (desc->n_heads / n);
 }
 
-/* Fills q, k, decay and beta of `work` for n tokens of a head. */
-static void kdai_prepare(const kda_desc *desc, const kda_args *args, size_t head, size_t token,
-                         size_t n, kdai_work *work) {
-    size_t dim = desc->dim_k, qk_head = kdai_qk_head(desc, head);
+/* q or k of one token: loaded, normalised if so described. */
+static void kdai_prepare_row(const kdai_kernels *kernels, const kda_desc *desc, kda_input x,
+                             size_t token, size_t head, size_t stride, float *row) {
+    kdai_load_row(kernels, x, token, head, desc->dim_k, row);
+    if (desc->flags & KDA_L2_NORM_QK) {
+        float squares = kernels->dot(row, row, stride);
+        kernels->multiply(row, kdai_inverse_norm(squares, desc->l2_eps), stride, row);
+    }
+}
+
+/* Fills all of `work` but the values for n tokens of a head, as the recurrent algorithm wants it. */
+static void kdai_prepare(const kdai_kernels *kernels, const kda_desc *desc, const kda_args *args,
+                         size_t head, size_t token, size_t n, kdai_work *work) {
+    size_t dim = desc->dim_k, stride = work->stride, qk_head = kdai_qk_head(desc, head);
     float scale = desc->scale == 0.0f ? 1.0f / sqrtf((float)dim) : desc->scale;
     float a = kdai_rate(args->A_log, head);
-    const float *bias = args->dt_bias ? args->dt_bias + head * dim : NULL;
+    memset(work->bias, 0, stride * sizeof(float));
+    if (args->dt_bias) memcpy(work->bias, args->dt_bias + head * dim, dim * sizeof(float));
     for (size_t i = 0; i < n; i++) {
-        float *q = work->q + i * dim, *k = work->k + i * dim, *decay = work->decay + i * dim;
-        kdai_load(args->q, token + i, qk_head, 0, dim, q);
-        kdai_load(args->k, token + i, qk_head, 0, dim, k);
-        if (desc->flags & KDA_L2_NORM_QK) {
-            kdai_scale(q, kdai_inverse_norm(kdai_dot(q, q, dim), desc->l2_eps), dim, q);
-            kdai_scale(k, kdai_inverse_norm(kdai_dot(k, k, dim), desc->l2_eps), dim, k);
-        }
-        kdai_scale(q, scale, dim, q);
-        kdai_load(args->g, token + i, head, 0, dim, decay);
-        kdai_gate_row(desc, a, bias, dim, decay);
-        for (size_t d = 0; d < dim; d++) decay[d] = kdai_exp(decay[d]);
-        kdai_load(args->beta, token + i, head, 0, 1, &work->beta[i]);
+        float *q = work->q + i * stride, *k = work->k + i * stride, *decay = work->decay + i * stride;
+        kdai_prepare_row(kernels, desc, args->q, token + i, qk_head, stride, q);
+        kernels->multiply(q, scale, stride, q);
+        kdai_prepare_row(kernels, desc, args->k, token + i, qk_head, stride, k);
+        kdai_load_row(kernels, args->g, token + i, head, dim, decay);
+        kernels->gate(desc, a, work->bias, stride, decay);
+        kdai_pad(decay, dim);
+        kernels->decay(k, q, stride, decay, work->k_seen + i * stride, work->q_seen + i * stride);
+        work->kq[i] = kernels->dot(k, q, stride);
+        kdai_load(kernels, args->beta, token + i, head, 0, 1, &work->beta[i]);
         work->beta[i] = kdai_beta(desc, work->beta[i]);
     }
 }
 
 /* ==== 12. The recurrent algorithm ============================================================= */
 
-/* k_seen = e k and q_seen = e q: what the state before a token is read with. */
-static void kdai_recurrent_prepare(size_t dim, size_t n, kdai_work *work) {
-    for (size_t i = 0; i < n * dim; i++) {
-        work->k_seen[i] = work->decay[i] * work->k[i];
-        work->q_seen[i] = work->decay[i] * work->q[i];
-    }
-    for (size_t i = 0; i < n; i++)
-        work->kq[i] = kdai_dot(work->k + i * dim, work->q + i * dim, dim);
-}
-
 /* One token's write to a state row: s = e s + u k. A state kept in f16 rounds after each token, so
  * that its bits do not depend on how tokens are split into calls either. */
-static void kdai_update_row(const float *decay, const float *k, float u, size_t dim, int in_f16,
+static void kdai_update_row(const float *decay, const float *k, float u, size_t n, int in_f16,
                             float *s) {
-    for (size_t d = 0; d < dim; d++) s[d] = fmaf(k[d], u, s[d] * decay[d]);
-    if (in_f16)
-        for (size_t d = 0; d < dim; d++) s[d] = kda_from_f16(kda_to_f16(s[d]));
+    for (size_t d = 0; d < n; d++) s[d] = fmaf(k[d], u, s[d] * decay[d]);
+    for (size_t d = 0; in_f16 && d < n; d++) s[d] = kda_from_f16(kda_to_f16(s[d]));
 }
 
-/* One value channel: its state row s [dim] through n tokens; v, u and o at stride KDAI_ROWS.
+/* State rows s (s_stride apart) through n tokens of a prepared block: row r with column r of
+ * work->v, u and o.
  * Rows do not depend on each other, so walking a row through all tokens gives the bits of walking
  * all rows through each token, while the row stays in the cache. */
-static void kdai_recurrent_row(const kdai_work *work, size_t dim, size_t n, int in_f16, float *s,
-                               const float *v, float *u, float *o) {
-    for (size_t i = 0; i < n; i++) {
-        size_t at = i * KDAI_ROWS;
-        float a = kdai_dot(s, work->k_seen + i * dim, dim);
-        float b = kdai_dot(s, work->q_seen + i * dim, dim);
-        u[at] = work->beta[i] * (v[at] - a);
-        o[at] = fmaf(work->kq[i], u[at], b);
-        kdai_update_row(work->decay + i * dim, work->k + i * dim, u[at], dim, in_f16, s);
-    }
+static void kdai_recurrent(const kdai_work *work, size_t n_tokens, int in_f16, float *s,
+                           size_t s_stride, size_t rows) {
+    size_t dim = work->dim;
+    for (size_t r = 0; r < rows; r++, s += s_stride)
+        for (size_t i = 0; i < n_tokens; i++) {
+            size_t at = i * KDAI_ROWS + r, row = i * work->stride;
+            float a = kdai_dot(s, work->k_seen + row, dim);
+            float b = kdai_dot(s, work->q_seen + row, dim);
+            float u = work->beta[i] * (work->v[at] - a);
+            work->u[at] = u;
+            work->o[at] = fmaf(work->kq[i], u, b);
+            kdai_update_row(work->decay + row, work->k + row, u, dim, in_f16, s);
+        }
 }
 
 /* ==== 13. The chunked algorithm ===============================================================
@@ -1315,7 +1419,8 @@ static void kdai_recurrent_row(const kdai_work *work, size_t dim, size_t n, int 
  * factors in [0, 1]: it can only shrink, to 0 if need be, which is its limit. The triangular system
  * is solved by forward substitution, which needs no bound on A. */
 
-static void kdai_chunk_prepare(size_t dim, size_t n, kdai_work *work) {
+static void kdai_chunk_prepare(kdai_work *work, size_t n) {
+    size_t dim = work->stride;
     for (size_t j = 0; j < n; j++) {
         float *left = work->k_left + j * dim; /* D(j, i) k_j, while i runs on */
         memcpy(left, work->k + j * dim, dim * sizeof(float));
@@ -1335,26 +1440,28 @@ static void kdai_chunk_prepare(size_t dim, size_t n, kdai_work *work) {
         }
 }
 
-/* One value channel through a chunk of n tokens; arguments as kdai_recurrent_row. */
-static void kdai_chunk_row(const kdai_work *work, size_t dim, size_t n, float *s, const float *v,
-                           float *u, float *o) {
+/* One value channel through a chunk of n tokens: its state row, column 0 of v, u and o. */
+static void kdai_chunk_row(const kdai_work *work, size_t n, int in_f16, float *s) {
+    size_t dim = work->dim;
+    float *u = work->u;
     for (size_t i = 0; i < n; i++) {
-        float read = kdai_dot(s, work->k_seen + i * dim, dim);
-        float sum = work->beta[i] * (v[i * KDAI_ROWS] - read);
+        float read = kdai_dot(s, work->k_seen + i * work->stride, dim);
+        float sum = work->beta[i] * (work->v[i * KDAI_ROWS] - read);
         for (size_t j = 0; j < i; j++)
             sum = fmaf(-work->A[i * KDA_CHUNK + j], u[j * KDAI_ROWS], sum);
         u[i * KDAI_ROWS] = sum;
     }
     for (size_t i = 0; i < n; i++) {
-        float sum = kdai_dot(s, work->q_seen + i * dim, dim);
+        float sum = kdai_dot(s, work->q_seen + i * work->stride, dim);
         for (size_t j = 0; j <= i; j++)
             sum = fmaf(work->P[i * KDA_CHUNK + j], u[j * KDAI_ROWS], sum);
-        o[i * KDAI_ROWS] = sum;
+        work->o[i * KDAI_ROWS] = sum;
     }
     for (size_t d = 0; d < dim; d++) s[d] *= work->total[d];
     for (size_t j = 0; j < n; j++)
         for (size_t d = 0; d < dim; d++)
-            s[d] = fmaf(work->k_left[j * dim + d], u[j * KDAI_ROWS], s[d]);
+            s[d] = fmaf(work->k_left[j * work->stride + d], u[j * KDAI_ROWS], s[d]);
+    for (size_t d = 0; in_f16 && d < dim; d++) s[d] = kda_from_f16(kda_to_f16(s[d]));
 }
 
 /* ==== 14. Journals ============================================================================ */
@@ -1444,6 +1551,7 @@ static kdai_journal_head kdai_journal_of_head(const kda_desc *desc, void *bytes,
 
 /* A call on a batch. One item of work is a tile of value channels of a head of a span. */
 typedef struct kdai_operator {
+    const kdai_kernels *kernels;
     const kda_desc *desc;
     const kda_args *args;
     const kdai_span *spans;
@@ -1470,33 +1578,62 @@ static kdai_tile kdai_tile_of(const kdai_operator *op, const kdai_span *span, si
     return tile;
 }
 
-/* A state row as floats: itself, or a copy in work->row that kdai_close_row writes back. */
-static float *kdai_open_row(const kda_desc *desc, const kdai_tile *tile, size_t row,
-                            const kdai_work *work) {
-    size_t bytes = desc->dim_k * kdai_type_bytes(desc->state_type);
-    if (desc->state_type == KDA_F32) return (float *)(void *)(tile->state + row * bytes);
-    kdai_to_floats(tile->state + row * bytes, desc->state_type, desc->dim_k, work->row);
-    return work->row;
+static size_t kdai_row_bytes(const kda_desc *desc) {
+    return desc->dim_k * kdai_type_bytes(desc->state_type);
 }
 
-static void kdai_close_row(const kda_desc *desc, const kdai_tile *tile, size_t row,
-                           const float *s) {
-    size_t bytes = desc->dim_k * kdai_type_bytes(desc->state_type);
-    if (desc->state_type != KDA_F32)
-        kdai_from_floats(s, desc->state_type, desc->dim_k, tile->state + row * bytes);
+/* State rows can be used where they are if they are floats in whole lanes, or lanes do not matter. */
+static int kdai_rows_in_place(const kdai_operator *op, const kdai_work *work) {
+    return op->desc->state_type == KDA_F32 &&
+           (work->dim == work->stride || op->kernels->isa == KDA_ISA_SCALAR);
+}
+
+/* Rows first .. first + n - 1 of a tile as floats, padded, and back. */
+static void kdai_open_rows(const kdai_operator *op, const kdai_tile *tile, size_t first, size_t n,
+                           const kdai_work *work) {
+    for (size_t r = 0; r < n; r++) {
+        float *row = work->rows + r * work->stride;
+        op->kernels->to_floats(tile->state + (first + r) * kdai_row_bytes(op->desc),
+                               op->desc->state_type, work->dim, row);
+        kdai_pad(row, work->dim);
+    }
+}
+
+static void kdai_close_rows(const kdai_operator *op, const kdai_tile *tile, size_t first, size_t n,
+                            const kdai_work *work) {
+    for (size_t r = 0; r < n; r++)
+        op->kernels->from_floats(work->rows + r * work->stride, op->desc->state_type, work->dim,
+                                 tile->state + (first + r) * kdai_row_bytes(op->desc));
+}
+
+/* Applies n tokens to a tile: decays and keys from `work`, corrections u [n][dim_v]. */
+static void kdai_apply(const kdai_operator *op, const kdai_work *work, size_t n, const float *u,
+                       const kdai_tile *tile) {
+    int in_f16 = op->desc->state_type == KDA_F16;
+    for (size_t row = 0; row < tile->n; row++) {
+        float *s = work->rows;
+        kdai_open_rows(op, tile, row, 1, work);
+        for (size_t i = 0; i < n; i++)
+            op->kernels->update(work->decay + i * work->stride, work->k + i * work->stride,
+                                u[i * op->desc->dim_v + tile->first + row], work->stride, in_f16, s);
+        kdai_close_rows(op, tile, row, 1, work);
+    }
 }
 
 /* Applies tokens 0 .. n - 1 of a journal to a tile. */
-static void kdai_replay(const kda_desc *desc, void *journal, size_t n, const kdai_tile *tile,
+static void kdai_replay(const kdai_operator *op, void *journal, size_t n, const kdai_tile *tile,
                         const kdai_work *work) {
-    kdai_journal_head parts = kdai_journal_of_head(desc, journal, tile->head);
-    for (size_t row = 0; row < tile->n; row++) {
-        float *s = kdai_open_row(desc, tile, row, work);
-        for (size_t i = 0; i < n; i++)
-            kdai_update_row(parts.decay + i * desc->dim_k, parts.k + i * desc->dim_k,
-                            parts.u[i * desc->dim_v + tile->first + row], desc->dim_k,
-                            desc->state_type == KDA_F16, s);
-        kdai_close_row(desc, tile, row, s);
+    kdai_journal_head parts = kdai_journal_of_head(op->desc, journal, tile->head);
+    for (size_t done = 0; done < n; done += KDA_CHUNK) {
+        size_t some = n - done < KDA_CHUNK ? n - done : KDA_CHUNK;
+        for (size_t i = 0; i < some; i++) {
+            float *decay = work->decay + i * work->stride, *k = work->k + i * work->stride;
+            memcpy(decay, parts.decay + (done + i) * work->dim, work->dim * sizeof(float));
+            memcpy(k, parts.k + (done + i) * work->dim, work->dim * sizeof(float));
+            kdai_pad(decay, work->dim);
+            kdai_pad(k, work->dim);
+        }
+        kdai_apply(op, work, some, parts.u + done * op->desc->dim_v, tile);
     }
 }
 
@@ -1505,53 +1642,123 @@ static void kdai_replay(const kda_desc *desc, void *journal, size_t n, const kda
 static void kdai_record(const kda_desc *desc, const kdai_work *work, void *journal, size_t at,
                         size_t n, const kdai_tile *tile, size_t first, size_t rows) {
     kdai_journal_head parts = kdai_journal_of_head(desc, journal, tile->head);
-    size_t keys = n * desc->dim_k * sizeof(float);
-    if (tile->first == 0 && first == 0) {
-        memcpy(parts.decay + at * desc->dim_k, work->decay, keys);
-        memcpy(parts.k + at * desc->dim_k, work->k, keys);
-    }
-    for (size_t i = 0; i < n; i++)
+    size_t dim = work->dim, bytes = dim * sizeof(float);
+    for (size_t i = 0; i < n; i++) {
         memcpy(parts.u + (at + i) * desc->dim_v + tile->first + first, work->u + i * KDAI_ROWS,
                rows * sizeof(float));
+        if (tile->first != 0 || first != 0) continue;
+        memcpy(parts.decay + (at + i) * dim, work->decay + i * work->stride, bytes);
+        memcpy(parts.k + (at + i) * dim, work->k + i * work->stride, bytes);
+    }
+}
+
+/* `work` with columns of v, u and o counted from `column`. */
+static kdai_work kdai_from_column(const kdai_work *work, size_t column) {
+    kdai_work part = *work;
+    part.v += column;
+    part.u += column;
+    part.o += column;
+    return part;
 }
 
 /* Rows first .. first + rows - 1 of a tile through a prepared block of n tokens. */
-static void kdai_run_rows(const kda_desc *desc, const kdai_work *work, int chunked, size_t n,
+static void kdai_run_rows(const kdai_operator *op, const kdai_work *work, int chunked, size_t n,
                           const kdai_tile *tile, size_t first, size_t rows) {
-    for (size_t r = 0; r < rows; r++) {
-        float *s = kdai_open_row(desc, tile, first + r, work);
+    int in_place = kdai_rows_in_place(op, work), in_f16 = op->desc->state_type == KDA_F16;
+    size_t step = chunked ? 1 : in_place ? rows : 2;
+    for (size_t r = 0; r < rows; r += step) {
+        size_t some = rows - r < step ? rows - r : step;
+        kdai_work part = kdai_from_column(work, r);
+        float *s = (float *)(void *)(tile->state + (first + r) * kdai_row_bytes(op->desc));
+        if (!in_place) {
+            kdai_open_rows(op, tile, first + r, some, work);
+            s = work->rows;
+        }
         if (chunked)
-            kdai_chunk_row(work, desc->dim_k, n, s, work->v + r, work->u + r, work->o + r);
+            op->kernels->chunk(&part, n, in_f16, s);
         else
-            kdai_recurrent_row(work, desc->dim_k, n, desc->state_type == KDA_F16, s, work->v + r,
-                               work->u + r, work->o + r);
-        kdai_close_row(desc, tile, first + r, s);
+            op->kernels->recurrent(&part, n, in_f16, s, in_place ? work->dim : work->stride, some);
+        if (!in_place) kdai_close_rows(op, tile, first + r, some, work);
     }
 }
 
-/* A tile through all tokens of a span. */
-static void kdai_run_tile(const kdai_operator *op, const kdai_span *span, const kdai_tile *tile,
-                          kdai_work *work) {
-    const kda_desc *desc = op->desc;
-    const kda_args *args = op->args;
+/* Value channels first .. first + rows - 1 of a tile, at n tokens of the call. */
+static void kdai_load_values(const kdai_operator *op, const kdai_tile *tile, size_t token, size_t n,
+                             size_t first, size_t rows, const kdai_work *work) {
+    for (size_t i = 0; i < n; i++)
+        kdai_load(op->kernels, op->args->v, token + i, tile->head, tile->first + first, rows,
+                  work->v + i * KDAI_ROWS);
+}
+
+static void kdai_store_outputs(const kdai_operator *op, const kdai_tile *tile, size_t token,
+                               size_t n, size_t first, size_t rows, const kdai_work *work) {
+    for (size_t i = 0; i < n; i++)
+        kdai_store(op->kernels, op->args->o, token + i, tile->head, tile->first + first, rows,
+                   work->o + i * KDAI_ROWS);
+}
+
+/* The tile's rows as panels [dim_k][panel] of value channels, or back. Channels past the tile's
+ * last, and key channels past dim_k, are zeros. */
+static void kdai_move_panels(const kdai_operator *op, const kdai_tile *tile, kdai_work *work,
+                             int back) {
+    size_t panel = op->kernels->panel, size = work->stride * panel, dim = work->dim;
+    if (!back) memset(work->panels, 0, (tile->n + panel - 1) / panel * size * sizeof(float));
+    for (size_t row = 0; row < tile->n; row += 4) {
+        float *to = work->panels + row / panel * size + row % panel;
+        size_t rows = tile->n - row < 4 ? tile->n - row : 4;
+        if (!back) kdai_open_rows(op, tile, row, rows, work);
+        for (size_t d = 0; d < dim; d += 4)
+            if (rows == 4 && dim - d >= 4 && back)
+                kdai_transpose4(to + d * panel, panel, work->rows + d, work->stride);
+            else if (rows == 4 && dim - d >= 4)
+                kdai_transpose4(work->rows + d, work->stride, to + d * panel, panel);
+            else
+                for (size_t r = 0; r < rows; r++)
+                    for (size_t e = d; e < dim && e < d + 4; e++) {
+                        float *in_row = work->rows + r * work->stride + e, *in_panel = to + e * panel + r;
+                        *(back ? in_row : in_panel) = *(back ? in_panel : in_row);
+                    }
+        if (back) kdai_close_rows(op, tile, row, rows, work);
+    }
+}
+
+/* A tile through all tokens of a span, by panels. */
+static void kdai_run_panels(const kdai_operator *op, const kdai_span *span, const kdai_tile *tile,
+                            kdai_work *work) {
+    size_t panel = op->kernels->panel;
+    kdai_move_panels(op, tile, work, 0);
     for (size_t done = 0; done < span->n_tokens; done += KDA_CHUNK) {
         size_t n = span->n_tokens - done < KDA_CHUNK ? span->n_tokens - done : KDA_CHUNK;
         size_t token = span->token + done;
-        kdai_prepare(desc, args, tile->head, token, n, work);
-        if (span->chunked)
-            kdai_chunk_prepare(desc->dim_k, n, work);
-        else
-            kdai_recurrent_prepare(desc->dim_k, n, work);
+        kdai_prepare(op->kernels, op->desc, op->args, tile->head, token, n, work);
+        op->kernels->chunk_prepare(work, n);
+        for (size_t first = 0; first < tile->n; first += panel) {
+            size_t rows = tile->n - first < panel ? tile->n - first : panel;
+            kdai_load_values(op, tile, token, n, first, rows, work);
+            op->kernels->chunk(work, n, op->desc->state_type == KDA_F16,
+                               work->panels + first * work->stride);
+            kdai_store_outputs(op, tile, token, n, first, rows, work);
+        }
+    }
+    kdai_move_panels(op, tile, work, 1);
+}
+
+/* A tile through all tokens of a span, row by row. */
+static void kdai_run_tile(const kdai_operator *op, const kdai_span *span, const kdai_tile *tile,
+                          kdai_work *work) {
+    for (size_t done = 0; done < span->n_tokens; done += KDA_CHUNK) {
+        size_t n = span->n_tokens - done < KDA_CHUNK ? span->n_tokens - done : KDA_CHUNK;
+        size_t token = span->token + done;
+        kdai_prepare(op->kernels, op->desc, op->args, tile->head, token, n, work);
+        if (span->chunked) op->kernels->chunk_prepare(work, n);
         for (size_t first = 0; first < tile->n; first += KDAI_ROWS) {
             size_t rows = tile->n - first < KDAI_ROWS ? tile->n - first : KDAI_ROWS;
-            size_t column = tile->first + first;
-            for (size_t i = 0; i < n; i++)
-                kdai_load(args->v, token + i, tile->head, column, rows, work->v + i * KDAI_ROWS);
-            kdai_run_rows(desc, work, span->chunked, n, tile, first, rows);
-            for (size_t i = 0; i < n; i++)
-                kdai_store(args->o, token + i, tile->head, column, rows, work->o + i * KDAI_ROWS);
+            kdai_load_values(op, tile, token, n, first, rows, work);
+            kdai_run_rows(op, work, span->chunked, n, tile, first, rows);
+            kdai_store_outputs(op, tile, token, n, first, rows, work);
             if (op->verify)
-                kdai_record(desc, work, span->seq->journal, span->done + done, n, tile, first, rows);
+                kdai_record(op->desc, work, span->seq->journal, span->done + done, n, tile, first,
+                            rows);
         }
     }
 }
@@ -1562,15 +1769,18 @@ static void kdai_operator_item(void *call, size_t item, size_t worker) {
     const kdai_span *span = &op->spans[item / items_per_span];
     kdai_tile tile = kdai_tile_of(op, span, item % items_per_span);
     kdai_work work;
-    kdai_carve_work(op->desc, op->chunked, op->verify, op->batch.memory + worker * op->batch.each,
-                    &work);
+    kdai_carve_work(op->desc, op->kernels->panel, op->chunked, op->verify,
+                    op->batch.memory + worker * op->batch.each, &work);
     if (op->verify) { /* on a copy, moved on to where an earlier span of the sequence ended */
         size_t bytes = tile.n * op->desc->dim_k * kdai_type_bytes(op->desc->state_type);
         memcpy(work.copy, tile.state, bytes);
         tile.state = (unsigned char *)work.copy;
-        kdai_replay(op->desc, span->seq->journal, span->done, &tile, &work);
+        kdai_replay(op, span->seq->journal, span->done, &tile, &work);
     }
-    kdai_run_tile(op, span, &tile, &work);
+    if (span->chunked && op->kernels->panel)
+        kdai_run_panels(op, span, &tile, &work);
+    else
+        kdai_run_tile(op, span, &tile, &work);
 }
 
 static void kdai_commit_item(void *call, size_t item, size_t worker) {
@@ -1579,9 +1789,9 @@ static void kdai_commit_item(void *call, size_t item, size_t worker) {
     const kdai_span *span = &op->spans[item / items_per_span];
     kdai_tile tile = kdai_tile_of(op, span, item % items_per_span);
     kdai_work work;
-    kdai_carve_work(op->desc, op->chunked, op->verify, op->batch.memory + worker * op->batch.each,
-                    &work);
-    kdai_replay(op->desc, span->seq->journal, span->n_tokens, &tile, &work);
+    kdai_carve_work(op->desc, op->kernels->panel, op->chunked, op->verify,
+                    op->batch.memory + worker * op->batch.each, &work);
+    kdai_replay(op, span->seq->journal, span->n_tokens, &tile, &work);
 }
 
 /* Splits heads into tiles of value channels until there are a few items for each worker. Preparing
@@ -1601,10 +1811,11 @@ static size_t kdai_carve_operator(const kda_desc *desc, size_t n_seqs, const kda
     kdai_arena arena = kdai_arena_on(memory);
     kdai_work work;
     memset(op, 0, sizeof *op);
+    op->kernels = kdai_kernels_for(run);
     op->desc = desc;
     op->verify = verify;
     op->chunked = !verify && (!run || run->algorithm != KDA_RECURRENT);
-    size_t each = kdai_carve_work(desc, op->chunked, verify, NULL, &work);
+    size_t each = kdai_carve_work(desc, op->kernels->panel, op->chunked, verify, NULL, &work);
     kdai_take_batch(&arena, n_seqs, kdai_workers(run), each, &op->batch);
     op->spans = op->batch.spans;
     return arena.used;
@@ -1989,79 +2200,139 @@ KDA_API kda_result kda_load(const kda_desc *desc, kda_saved *saved, const void *
 /* Rows longer than this pass through norms and gates a piece at a time, on the stack. */
 #define KDAI_PIECE ((size_t)128)
 
+/* A call on rows that do not depend on each other: row is token * n_heads + head. */
+typedef struct kdai_rows_call {
+    const kdai_kernels *kernels;
+    const kda_desc *desc; /* of a gate */
+    const float *A_log, *dt_bias;
+    const float *weight; /* of a gated norm */
+    size_t n_heads, dim;
+    float eps;
+    kda_input x, gate;
+    kda_output y;
+} kdai_rows_call;
+
+static kda_result kdai_run_rows_call(kdai_rows_call *call, size_t n_tokens, const kda_run *run,
+                                     kdai_item item) {
+    call->kernels = kdai_kernels_for(run);
+    kdai_parallel(run, n_tokens * call->n_heads, item, call);
+    return KDA_OK;
+}
+
+static void kdai_log_decay_item(void *context, size_t row, size_t worker) {
+    const kdai_rows_call *call = (const kdai_rows_call *)context;
+    size_t t = row / call->n_heads, head = row % call->n_heads;
+    float a = kdai_rate(call->A_log, head), x[KDAI_PIECE], bias[KDAI_PIECE];
+    (void)worker;
+    for (size_t first = 0; first < call->dim; first += KDAI_PIECE) {
+        size_t n = call->dim - first < KDAI_PIECE ? call->dim - first : KDAI_PIECE;
+        memset(bias, 0, sizeof bias);
+        if (call->dt_bias)
+            memcpy(bias, call->dt_bias + head * call->dim + first, n * sizeof(float));
+        kdai_load(call->kernels, call->x, t, head, first, n, x);
+        kdai_pad(x, n);
+        call->kernels->gate(call->desc, a, bias, kdai_padded(n), x);
+        kdai_store(call->kernels, call->y, t, head, first, n, x);
+    }
+}
+
 KDA_API kda_result kda_log_decay(const kda_desc *desc, size_t n_tokens, kda_input raw,
-                                 const float *A_log, const float *dt_bias, kda_output g) {
+                                 const float *A_log, const float *dt_bias, kda_output g,
+                                 const kda_run *run) {
+    kdai_rows_call call;
     kda_result result = kdai_check_desc(desc);
     if (result == KDA_OK && desc->gate == KDA_GATE_LOG_DECAY) result = KDA_ERR_GATE;
+    if (result == KDA_OK && run) result = kdai_check_run(run);
     if (result == KDA_OK) result = kdai_check_gate(desc, A_log, dt_bias);
     if (result == KDA_OK) result = kdai_check_input(raw, n_tokens, desc->n_heads, desc->dim_k);
     if (result == KDA_OK) result = kdai_check_output(g, n_tokens, desc->n_heads, desc->dim_k);
     if (result != KDA_OK) return result;
-    for (size_t row = 0; row < n_tokens * desc->n_heads; row++) {
-        size_t t = row / desc->n_heads, head = row % desc->n_heads;
-        float a = kdai_rate(A_log, head), x[KDAI_PIECE];
-        for (size_t first = 0; first < desc->dim_k; first += KDAI_PIECE) {
-            size_t n = desc->dim_k - first < KDAI_PIECE ? desc->dim_k - first : KDAI_PIECE;
-            const float *bias = dt_bias ? dt_bias + head * desc->dim_k + first : NULL;
-            kdai_load(raw, t, head, first, n, x);
-            kdai_gate_row(desc, a, bias, n, x);
-            kdai_store(g, t, head, first, n, x);
-        }
-    }
-    return KDA_OK;
+    memset(&call, 0, sizeof call);
+    call.desc = desc, call.A_log = A_log, call.dt_bias = dt_bias;
+    call.n_heads = desc->n_heads, call.dim = desc->dim_k;
+    call.x = raw, call.y = g;
+    return kdai_run_rows_call(&call, n_tokens, run, kdai_log_decay_item);
 }
 
 static kda_result kdai_check_norm(size_t n_tokens, size_t n_heads, size_t dim, float eps,
-                                  kda_input x, kda_output y) {
+                                  kda_input x, kda_output y, const kda_run *run) {
     if (n_heads == 0 || dim == 0) return KDA_ERR_DIMS;
     if (kdai_is_negative_or_not_finite(eps)) return KDA_ERR_NUMBER;
-    kda_result result = kdai_check_input(x, n_tokens, n_heads, dim);
+    kda_result result = run ? kdai_check_run(run) : KDA_OK;
+    if (result == KDA_OK) result = kdai_check_input(x, n_tokens, n_heads, dim);
     return result == KDA_OK ? kdai_check_output(y, n_tokens, n_heads, dim) : result;
 }
 
-/* Sum of squares of a row of any type, in the fixed shape: 16 divides a piece, so that pieces go to
- * the lanes that the whole row would. */
-static float kdai_squares(kda_input x, size_t token, size_t head, size_t dim) {
+/* Sum of squares of a row of any type, in the fixed shape: a piece is whole lanes, so the pieces of
+ * a row continue each other's lanes. */
+static float kdai_squares(const kdai_kernels *kernels, kda_input x, size_t token, size_t head,
+                          size_t dim) {
     float lane[KDAI_LANES] = {0}, piece[KDAI_PIECE];
     for (size_t first = 0; first < dim; first += KDAI_PIECE) {
         size_t n = dim - first < KDAI_PIECE ? dim - first : KDAI_PIECE;
-        kdai_load(x, token, head, first, n, piece);
+        kdai_load(kernels, x, token, head, first, n, piece);
+        kdai_pad(piece, n);
+        if (dim <= KDAI_PIECE) return kernels->dot(piece, piece, kdai_padded(n));
         kdai_dot_lanes(piece, piece, n, lane);
     }
     return kdai_add_lanes(lane);
 }
 
-KDA_API kda_result kda_l2_norm(size_t n_tokens, size_t n_heads, size_t dim, float eps, kda_input x,
-                               kda_output y) {
-    kda_result result = kdai_check_norm(n_tokens, n_heads, dim, eps, x, y);
-    if (result != KDA_OK) return result;
-    for (size_t row = 0; row < n_tokens * n_heads; row++) {
-        size_t t = row / n_heads, head = row % n_heads;
-        float inverse = kdai_inverse_norm(kdai_squares(x, t, head, dim), eps), piece[KDAI_PIECE];
-        for (size_t first = 0; first < dim; first += KDAI_PIECE) {
-            size_t n = dim - first < KDAI_PIECE ? dim - first : KDAI_PIECE;
-            kdai_load(x, t, head, first, n, piece);
-            kdai_scale(piece, inverse, n, piece);
-            kdai_store(y, t, head, first, n, piece);
-        }
+static void kdai_l2_norm_item(void *context, size_t row, size_t worker) {
+    const kdai_rows_call *call = (const kdai_rows_call *)context;
+    size_t t = row / call->n_heads, head = row % call->n_heads;
+    float squares = kdai_squares(call->kernels, call->x, t, head, call->dim), piece[KDAI_PIECE];
+    float inverse = kdai_inverse_norm(squares, call->eps);
+    (void)worker;
+    for (size_t first = 0; first < call->dim; first += KDAI_PIECE) {
+        size_t n = call->dim - first < KDAI_PIECE ? call->dim - first : KDAI_PIECE;
+        kdai_load(call->kernels, call->x, t, head, first, n, piece);
+        kdai_pad(piece, n);
+        call->kernels->multiply(piece, inverse, kdai_padded(n), piece);
+        kdai_store(call->kernels, call->y, t, head, first, n, piece);
     }
-    return KDA_OK;
 }
 
-/* One head of one token; the inputs and the output may be at different tokens. */
-static void kdai_gated_norm_row(size_t dim, float eps, const float *weight, size_t head,
-                                kda_input x, size_t x_token, kda_input gate, kda_output y,
+KDA_API kda_result kda_l2_norm(size_t n_tokens, size_t n_heads, size_t dim, float eps, kda_input x,
+                               kda_output y, const kda_run *run) {
+    kdai_rows_call call;
+    kda_result result = kdai_check_norm(n_tokens, n_heads, dim, eps, x, y, run);
+    if (result != KDA_OK) return result;
+    memset(&call, 0, sizeof call);
+    call.n_heads = n_heads, call.dim = dim, call.eps = eps;
+    call.x = x, call.y = y;
+    return kdai_run_rows_call(&call, n_tokens, run, kdai_l2_norm_item);
+}
+
+/* x sigmoid-gated and normalised: a piece, in place. */
+static void kdai_gated_row(const float *open, float inverse, const float *weight, size_t n,
+                           float *x) {
+    for (size_t i = 0; i < n; i++) x[i] = x[i] * inverse * weight[i] * kda_sigmoid(open[i]);
+}
+
+/* One head of one token; x may be at another token than gate and y. */
+static void kdai_gated_norm_row(const kdai_rows_call *call, size_t head, size_t x_token,
                                 size_t token) {
-    float mean = kdai_squares(x, x_token, head, dim) / (float)dim;
-    float inverse = 1.0f / sqrtf(mean + eps), piece[KDAI_PIECE], open[KDAI_PIECE];
-    for (size_t first = 0; first < dim; first += KDAI_PIECE) {
-        size_t n = dim - first < KDAI_PIECE ? dim - first : KDAI_PIECE;
-        kdai_load(x, x_token, head, first, n, piece);
-        kdai_load(gate, token, head, first, n, open);
-        for (size_t i = 0; i < n; i++)
-            piece[i] = piece[i] * inverse * weight[first + i] * kda_sigmoid(open[i]);
-        kdai_store(y, token, head, first, n, piece);
+    const kdai_kernels *kernels = call->kernels;
+    float mean = kdai_squares(kernels, call->x, x_token, head, call->dim) / (float)call->dim;
+    float inverse = 1.0f / sqrtf(mean + call->eps);
+    float piece[KDAI_PIECE], open[KDAI_PIECE], weight[KDAI_PIECE];
+    for (size_t first = 0; first < call->dim; first += KDAI_PIECE) {
+        size_t n = call->dim - first < KDAI_PIECE ? call->dim - first : KDAI_PIECE;
+        kdai_load(kernels, call->x, x_token, head, first, n, piece);
+        kdai_load(kernels, call->gate, token, head, first, n, open);
+        memcpy(weight, call->weight + first, n * sizeof(float));
+        kdai_pad(piece, n), kdai_pad(open, n), kdai_pad(weight, n);
+        kernels->gated(open, inverse, weight, kdai_padded(n), piece);
+        kdai_store(kernels, call->y, token, head, first, n, piece);
     }
+}
+
+static void kdai_gated_norm_item(void *context, size_t row, size_t worker) {
+    const kdai_rows_call *call = (const kdai_rows_call *)context;
+    size_t token = row / call->n_heads;
+    (void)worker;
+    kdai_gated_norm_row(call, row % call->n_heads, token, token);
 }
 
 static kda_result kdai_check_floats(const float *x) {
@@ -2070,15 +2341,17 @@ static kda_result kdai_check_floats(const float *x) {
 }
 
 KDA_API kda_result kda_gated_norm(size_t n_tokens, size_t n_heads, size_t dim, float eps,
-                                  const float *weight, kda_input x, kda_input gate, kda_output y) {
-    kda_result result = kdai_check_norm(n_tokens, n_heads, dim, eps, x, y);
+                                  const float *weight, kda_input x, kda_input gate, kda_output y,
+                                  const kda_run *run) {
+    kdai_rows_call call;
+    kda_result result = kdai_check_norm(n_tokens, n_heads, dim, eps, x, y, run);
     if (result == KDA_OK) result = kdai_check_input(gate, n_tokens, n_heads, dim);
     if (result == KDA_OK) result = kdai_check_floats(weight);
     if (result != KDA_OK) return result;
-    for (size_t t = 0; t < n_tokens; t++)
-        for (size_t h = 0; h < n_heads; h++)
-            kdai_gated_norm_row(dim, eps, weight, h, x, t, gate, y, t);
-    return KDA_OK;
+    memset(&call, 0, sizeof call);
+    call.weight = weight, call.n_heads = n_heads, call.dim = dim, call.eps = eps;
+    call.x = x, call.gate = gate, call.y = y;
+    return kdai_run_rows_call(&call, n_tokens, run, kdai_gated_norm_item);
 }
 
 /* ==== 19. Convolution ========================================================================= */
@@ -2086,6 +2359,7 @@ KDA_API kda_result kda_gated_norm(size_t n_tokens, size_t n_heads, size_t dim, f
 /* A call on a batch. One item of work is a block of channels of a span. The channels of a layer's
  * tensor come in heads of `dim`; those of kda_conv in one. */
 typedef struct kdai_conv_call {
+    const kdai_kernels *kernels;
     const kda_conv_desc *desc;
     const float *weight;
     size_t dim;
@@ -2119,22 +2393,16 @@ KDA_API size_t kda_conv_journal_bytes(const kda_conv_desc *desc, size_t n_tokens
     return kdai_journal_bytes(n_tokens, desc->channels);
 }
 
-/* n channels of one token: the taps over the window (rows of `stride`) and x, then the window moves
- * up by one, then the activation. */
-static void kdai_conv_token(const kda_conv_desc *desc, const float *weight, size_t n,
-                            const float *x, float *window, size_t stride, float *y) {
-    size_t past = desc->width - 1;
+/* n channels of one token: taps [width][n] over the window (rows of `stride`) and x. */
+static void kdai_conv_taps(const float *taps, size_t width, int silu, size_t n, const float *x,
+                           const float *window, size_t stride, float *y) {
     for (size_t c = 0; c < n; c++) {
-        const float *taps = weight + c * desc->width;
         float sum = 0.0f;
-        for (size_t i = 0; i < past; i++) sum = fmaf(taps[i], window[i * stride + c], sum);
-        y[c] = fmaf(taps[past], x[c], sum);
+        for (size_t i = 0; i + 1 < width; i++)
+            sum = fmaf(taps[i * n + c], window[i * stride + c], sum);
+        sum = fmaf(taps[(width - 1) * n + c], x[c], sum);
+        y[c] = silu ? sum * kda_sigmoid(sum) : sum;
     }
-    for (size_t i = 0; i + 1 < past; i++)
-        memcpy(window + i * stride, window + (i + 1) * stride, n * sizeof(float));
-    if (past > 0) memcpy(window + (past - 1) * stride, x, n * sizeof(float));
-    if (desc->activation == KDA_ACTIVATION_SILU)
-        for (size_t c = 0; c < n; c++) y[c] *= kda_sigmoid(y[c]);
 }
 
 /* Channel `channel` of a span's window; null if there is none, as with a width of 1. */
@@ -2149,14 +2417,16 @@ static float *kdai_conv_journal(const kdai_conv_call *conv, const kdai_span *spa
     return (float *)(void *)(journal + KDAI_JOURNAL_HEADER);
 }
 
-/* A window moved on by `tokens` journalled inputs: row i of `to` (rows of to_stride) becomes row
+/* A window (rows of `stride`) moved on by `tokens` journalled inputs: row i of `to` becomes row
  * i + tokens of the window followed by the inputs. In place it reads ahead of what it writes. */
-static void kdai_conv_move_on(const kda_conv_desc *desc, const float *window, const float *inputs,
-                              size_t tokens, size_t n, float *to, size_t to_stride) {
-    size_t past = desc->width - 1, stride = desc->channels;
+static void kdai_conv_move_on(const kda_conv_desc *desc, const float *window, size_t stride,
+                              const float *inputs, size_t tokens, size_t n, float *to,
+                              size_t to_stride) {
+    size_t past = desc->width - 1;
     for (size_t i = 0; i < past; i++) {
         size_t from = i + tokens;
-        const float *row = from < past ? window + from * stride : inputs + (from - past) * stride;
+        const float *row = from < past ? window + from * stride
+                                       : inputs + (from - past) * desc->channels;
         memmove(to + i * to_stride, row, n * sizeof(float));
     }
 }
@@ -2166,39 +2436,71 @@ static size_t kdai_conv_blocks(const kdai_conv_call *conv) {
     return conv->desc->channels / conv->dim * blocks_per_head;
 }
 
-static void kdai_conv_item(void *call, size_t item, size_t worker) {
-    const kdai_conv_call *conv = (const kdai_conv_call *)call;
-    const kda_conv_desc *desc = conv->desc;
-    size_t blocks = kdai_conv_blocks(conv), per_head = (conv->dim + KDAI_PIECE - 1) / KDAI_PIECE;
-    const kdai_span *span = &conv->spans[item / blocks];
-    size_t head = item % blocks / per_head, first = item % per_head * KDAI_PIECE;
-    size_t n = conv->dim - first < KDAI_PIECE ? conv->dim - first : KDAI_PIECE;
-    size_t channel = head * conv->dim + first, stride = desc->channels;
-    float *window = kdai_conv_window(conv, span, channel);
-    float x[KDAI_PIECE], y[KDAI_PIECE], *inputs = NULL;
-    if (conv->verify) { /* on a copy, moved on to where an earlier span of the sequence ended */
-        float *copy = (float *)(void *)(conv->batch.memory + worker * conv->batch.each);
-        inputs = kdai_conv_journal(conv, span) + channel;
-        kdai_conv_move_on(desc, window, inputs, span->done, n, copy, KDAI_PIECE);
-        window = copy, stride = KDAI_PIECE;
-    }
-    for (size_t t = 0; t < span->n_tokens; t++) {
-        kdai_load(conv->x, span->token + t, head, first, n, x);
-        kdai_conv_token(desc, conv->weight + channel * desc->width, n, x, window, stride, y);
-        kdai_store(conv->y, span->token + t, head, first, n, y);
-        if (inputs) memcpy(inputs + (span->done + t) * desc->channels, x, n * sizeof(float));
-    }
+/* A block of channels while a span's tokens pass: whole lanes, whatever their number n. */
+typedef struct kdai_conv_block {
+    size_t head, first, n, padded;
+    float *taps;   /* [width][padded] */
+    float *window; /* [width - 1][padded] */
+} kdai_conv_block;
+
+/* Scratch of one worker: the taps and the window of a block. */
+static size_t kdai_conv_each(size_t width) {
+    return (2 * width - 1) * KDAI_PIECE * sizeof(float);
 }
 
-/* Scratch of one worker: a block of a window. */
-static size_t kdai_conv_each(size_t width) {
-    return (width > 1 ? width - 1 : 1) * KDAI_PIECE * sizeof(float);
+static kdai_conv_block kdai_conv_block_of(const kdai_conv_call *call, size_t index, size_t worker) {
+    kdai_conv_block block;
+    size_t per_head = (call->dim + KDAI_PIECE - 1) / KDAI_PIECE, width = call->desc->width;
+    block.head = index / per_head;
+    block.first = index % per_head * KDAI_PIECE;
+    block.n = call->dim - block.first < KDAI_PIECE ? call->dim - block.first : KDAI_PIECE;
+    block.padded = kdai_padded(block.n);
+    block.taps = (float *)(void *)(call->batch.memory + worker * call->batch.each);
+    block.window = block.taps + width * block.padded;
+    memset(block.taps, 0, (2 * width - 1) * block.padded * sizeof(float));
+    const float *weight = call->weight + (block.head * call->dim + block.first) * width;
+    size_t c = 0;
+    for (; width == 4 && block.n - c >= 4; c += 4)
+        kdai_transpose4(weight + c * 4, 4, block.taps + c, block.padded);
+    for (; c < block.n; c++)
+        for (size_t i = 0; i < width; i++) block.taps[i * block.padded + c] = weight[c * width + i];
+    return block;
+}
+
+static void kdai_conv_item(void *context, size_t item, size_t worker) {
+    const kdai_conv_call *call = (const kdai_conv_call *)context;
+    const kda_conv_desc *desc = call->desc;
+    size_t blocks = kdai_conv_blocks(call), past = desc->width - 1;
+    const kdai_span *span = &call->spans[item / blocks];
+    kdai_conv_block block = kdai_conv_block_of(call, item % blocks, worker);
+    size_t channel = block.head * call->dim + block.first, n = block.n, padded = block.padded;
+    float *window = kdai_conv_window(call, span, channel);
+    float x[KDAI_PIECE], y[KDAI_PIECE];
+    float *inputs = call->verify ? kdai_conv_journal(call, span) + channel : NULL;
+    /* On a copy, moved on to where an earlier span of the sequence ended. */
+    kdai_conv_move_on(desc, window, desc->channels, inputs, call->verify ? span->done : 0, n,
+                      block.window, padded);
+    for (size_t t = 0; t < span->n_tokens; t++) {
+        kdai_load(call->kernels, call->x, span->token + t, block.head, block.first, n, x);
+        kdai_pad(x, n);
+        call->kernels->conv(block.taps, desc->width, desc->activation == KDA_ACTIVATION_SILU, padded,
+                            x, block.window, padded, y);
+        if (past > 0) {
+            memmove(block.window, block.window + padded, (past - 1) * padded * sizeof(float));
+            memcpy(block.window + (past - 1) * padded, x, padded * sizeof(float));
+        }
+        kdai_store(call->kernels, call->y, span->token + t, block.head, block.first, n, y);
+        if (inputs) memcpy(inputs + (span->done + t) * desc->channels, x, n * sizeof(float));
+    }
+    for (size_t i = 0; !call->verify && i < past; i++)
+        memcpy(window + i * desc->channels, block.window + i * padded, n * sizeof(float));
 }
 
 static size_t kdai_carve_conv(const kda_conv_desc *desc, size_t n_seqs, const kda_run *run,
                               void *memory, kdai_conv_call *conv) {
     kdai_arena arena = kdai_arena_on(memory);
     memset(conv, 0, sizeof *conv);
+    conv->kernels = kdai_kernels_for(run);
     conv->desc = desc;
     conv->dim = desc->channels;
     kdai_take_batch(&arena, n_seqs, kdai_workers(run), kdai_conv_each(desc->width), &conv->batch);
@@ -2271,9 +2573,9 @@ KDA_API kda_result kda_conv_verify(const kda_conv_desc *desc, const kda_conv_arg
 static void kdai_conv_accept(const kdai_conv_call *conv) {
     for (size_t i = 0; i < conv->n_spans; i++) {
         float *window = kdai_conv_window(conv, &conv->spans[i], 0);
-        kdai_conv_move_on(conv->desc, window, kdai_conv_journal(conv, &conv->spans[i]),
-                          conv->spans[i].n_tokens, conv->desc->channels, window,
-                          conv->desc->channels);
+        size_t channels = conv->desc->channels;
+        kdai_conv_move_on(conv->desc, window, channels, kdai_conv_journal(conv, &conv->spans[i]),
+                          conv->spans[i].n_tokens, channels, window, channels);
     }
     kdai_use_up_journals(conv->spans, conv->n_spans, conv->journal_at);
 }
@@ -2305,6 +2607,7 @@ KDA_API kda_result kda_conv_commit(const kda_conv_desc *desc, const kda_seq *seq
 enum { KDAI_Q, KDAI_K, KDAI_V, KDAI_CONVS };
 
 typedef struct kdai_layer_call {
+    const kdai_kernels *kernels;
     const kda_layer_desc *layer;
     const kda_layer_args *args;
     int verify;
@@ -2380,8 +2683,10 @@ static size_t kdai_carve_layer(const kda_layer_desc *layer, size_t n_seqs, const
                                void *memory, kdai_layer_call *call) {
     kdai_arena arena = kdai_arena_on(memory);
     kdai_work work;
-    size_t at = 0, each = kdai_carve_work(&layer->op, 1, 1, NULL, &work);
+    const kdai_kernels *kernels = kdai_kernels_for(run);
+    size_t at = 0, each = kdai_carve_work(&layer->op, kernels->panel, 1, 1, NULL, &work);
     memset(call, 0, sizeof *call);
+    call->kernels = kernels;
     call->layer = layer;
     for (int i = 0; i < KDAI_CONVS; i++) {
         call->conv[i] = kdai_layer_conv(layer, i);
@@ -2423,6 +2728,7 @@ static void kdai_layer_convolve(const kdai_layer_call *call, int which, const kd
     const kda_layer_args *args = call->args;
     kdai_conv_call conv;
     memset(&conv, 0, sizeof conv);
+    conv.kernels = call->kernels;
     conv.desc = &call->conv[which];
     conv.weight = kdai_layer_taps(call->layer, which);
     conv.dim = which == KDAI_V ? call->layer->op.dim_v : call->layer->op.dim_k;
@@ -2460,6 +2766,7 @@ static void kdai_layer_operate(const kdai_layer_call *call, const kda_run *run) 
     args.beta = kdai_input_at(call->args->beta, call->first);
     args.A_log = call->layer->A_log;
     args.dt_bias = call->layer->dt_bias;
+    op.kernels = call->kernels;
     op.desc = &call->layer->op;
     op.args = &args;
     op.spans = call->pieces;
@@ -2474,12 +2781,16 @@ static void kdai_layer_norm_item(void *context, size_t item, size_t worker) {
     const kdai_layer_call *call = (const kdai_layer_call *)context;
     const kda_desc *op = &call->layer->op;
     const kdai_span *piece = &call->pieces[item / op->n_heads];
-    kda_input rows = kdai_reading(kdai_layer_rows(call, KDAI_V));
+    kdai_rows_call norm;
     (void)worker;
+    memset(&norm, 0, sizeof norm);
+    norm.kernels = call->kernels;
+    norm.weight = call->layer->norm_weight;
+    norm.n_heads = op->n_heads, norm.dim = op->dim_v, norm.eps = call->layer->norm_eps;
+    norm.x = kdai_reading(kdai_layer_rows(call, KDAI_V));
+    norm.gate = call->args->gate, norm.y = call->args->o;
     for (size_t t = piece->token; t < piece->token + piece->n_tokens; t++)
-        kdai_gated_norm_row(op->dim_v, call->layer->norm_eps, call->layer->norm_weight,
-                            item % op->n_heads, rows, t, call->args->gate, call->args->o,
-                            call->first + t);
+        kdai_gated_norm_row(&norm, item % op->n_heads, t, call->first + t);
 }
 
 /* Where in the list of spans the next block begins. */
@@ -2621,6 +2932,7 @@ KDA_API kda_result kda_layer_commit(const kda_layer_desc *layer, const kda_seq *
         if (seqs[i].state) result = kdai_check_layer_journal(&call, &seqs[i]);
     if (result != KDA_OK) return result;
     memset(&op, 0, sizeof op);
+    op.kernels = call.kernels;
     op.desc = &layer->op;
     op.spans = call.batch.spans;
     op.n_spans = kdai_list_spans(seqs, n_seqs, KDAI_STATE, KDA_RECURRENT, call.batch.spans);
@@ -2647,7 +2959,927 @@ KDA_API kda_result kda_layer_commit(const kda_layer_desc *layer, const kda_seq *
     return KDA_OK;
 }
 
+/* ==== 21. Instruction sets ====================================================================
+ *
+ * Kernels are written once, below, in terms of wide values of KDAI_LANES floats: one register of
+ * AVX-512, two of AVX2, four of NEON. This section spells the operations on them for each set; the
+ * file then includes itself once for each, and the last section becomes that set's kernels. */
+
+#if !defined(KDA_NO_SIMD) && defined(__GNUC__) && defined(__x86_64__)
+#define KDAI_X86 1
+#elif !defined(KDA_NO_SIMD) && defined(_MSC_VER) && defined(_M_X64)
+#define KDAI_X86 1
+#else
+#define KDAI_X86 0
+#endif
+#if !defined(KDA_NO_SIMD) && defined(__aarch64__) && defined(__ARM_NEON)
+#define KDAI_NEON 1
+#else
+#define KDAI_NEON 0
+#endif
+
+#if defined(_MSC_VER) && !defined(__clang__)
+#define KDAI_INLINE static __forceinline
+#define KDAI_TARGET(features)
+#else
+#define KDAI_INLINE static inline __attribute__((always_inline))
+#define KDAI_TARGET(features) __attribute__((target(features)))
+#endif
+
+#if KDAI_X86
+#include <immintrin.h>
+#if defined(__GNUC__)
+#include <cpuid.h>
+#endif
+
+/* What a set needs of the processor: the one list that both its target attribute and its test at
+ * run time come from. */
+#define KDAI_AVX2_NEEDS(first, next) first(avx2) next(fma) next(f16c)
+#define KDAI_AVX512_NEEDS(first, next) first(avx512f) next(avx2) next(fma) next(f16c)
+#define KDAI_FIRST_NAME(feature) #feature
+#define KDAI_NEXT_NAME(feature) "," #feature
+#define KDAI_FIRST_BIT(feature) KDAI_CPU_##feature
+#define KDAI_NEXT_BIT(feature) | KDAI_CPU_##feature
+enum { KDAI_CPU_avx2 = 1, KDAI_CPU_fma = 2, KDAI_CPU_f16c = 4, KDAI_CPU_avx512f = 8 };
+
+static void kdai_cpuid(unsigned leaf, unsigned out[4]) {
+#if defined(__GNUC__)
+    out[0] = out[1] = out[2] = out[3] = 0;
+    __get_cpuid_count(leaf, 0, &out[0], &out[1], &out[2], &out[3]);
+#else
+    int registers[4] = {0, 0, 0, 0};
+    __cpuid(registers, 0);
+    if ((unsigned)registers[0] >= leaf) __cpuidex(registers, (int)leaf, 0);
+    memcpy(out, registers, sizeof registers);
+#endif
+}
+
+/* Which registers the operating system saves. Only valid if CPUID says OSXSAVE. */
+static unsigned kdai_xgetbv(void) {
+#if defined(__GNUC__)
+    unsigned low, high;
+    __asm__ volatile(".byte 0x0f, 0x01, 0xd0" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+#else
+    return (unsigned)_xgetbv(0);
+#endif
+}
+
+static unsigned kdai_cpu_features(void) {
+    unsigned one[4], seven[4], features = 0;
+    kdai_cpuid(1, one);
+    kdai_cpuid(7, seven);
+    unsigned saved = one[2] >> 27 & 1u ? kdai_xgetbv() : 0;
+    if ((saved & 0x6u) == 0x6u) {
+        features |= one[2] >> 12 & 1u ? KDAI_CPU_fma : 0;
+        features |= one[2] >> 29 & 1u ? KDAI_CPU_f16c : 0;
+        features |= seven[1] >> 5 & 1u ? KDAI_CPU_avx2 : 0;
+    }
+    if ((saved & 0xe6u) == 0xe6u) features |= seven[1] >> 16 & 1u ? KDAI_CPU_avx512f : 0;
+    return features;
+}
+
+/* Four rows of four floats to four columns, with what every x86-64 has. */
+static void kdai_transpose4(const float *from, size_t from_stride, float *to, size_t to_stride) {
+    __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + from_stride);
+    __m128 c = _mm_loadu_ps(from + 2 * from_stride), d = _mm_loadu_ps(from + 3 * from_stride);
+    __m128 ab_low = _mm_unpacklo_ps(a, b), ab_high = _mm_unpackhi_ps(a, b);
+    __m128 cd_low = _mm_unpacklo_ps(c, d), cd_high = _mm_unpackhi_ps(c, d);
+    _mm_storeu_ps(to, _mm_movelh_ps(ab_low, cd_low));
+    _mm_storeu_ps(to + to_stride, _mm_movehl_ps(cd_low, ab_low));
+    _mm_storeu_ps(to + 2 * to_stride, _mm_movelh_ps(ab_high, cd_high));
+    _mm_storeu_ps(to + 3 * to_stride, _mm_movehl_ps(cd_high, ab_high));
+}
+
+/* ---- AVX2 with FMA and F16C ---- */
+
+#define KDAI_AVX2 KDAI_INLINE KDAI_TARGET(KDAI_AVX2_NEEDS(KDAI_FIRST_NAME, KDAI_NEXT_NAME))
+typedef struct kdai_wide_avx2 {
+    __m256 a, b;
+} kdai_wide_avx2;
+
+#define KDAI_AVX2_OF_2(name, intrinsic)                                                            \
+    KDAI_AVX2 kdai_wide_avx2 kdai_##name##_avx2(kdai_wide_avx2 x, kdai_wide_avx2 y) {              \
+        x.a = intrinsic(x.a, y.a);                                                                 \
+        x.b = intrinsic(x.b, y.b);                                                                 \
+        return x;                                                                                  \
+    }
+KDAI_AVX2_OF_2(add, _mm256_add_ps)
+KDAI_AVX2_OF_2(sub, _mm256_sub_ps)
+KDAI_AVX2_OF_2(mul, _mm256_mul_ps)
+KDAI_AVX2_OF_2(div, _mm256_div_ps)
+KDAI_AVX2_OF_2(min, _mm256_min_ps) /* of these two, y where either is NaN */
+KDAI_AVX2_OF_2(max, _mm256_max_ps)
+
+KDAI_AVX2 kdai_wide_avx2 kdai_set_avx2(float x) {
+    kdai_wide_avx2 y;
+    y.a = y.b = _mm256_set1_ps(x);
+    return y;
+}
+KDAI_AVX2 kdai_wide_avx2 kdai_read_avx2(const float *x) {
+    kdai_wide_avx2 y;
+    y.a = _mm256_loadu_ps(x);
+    y.b = _mm256_loadu_ps(x + 8);
+    return y;
+}
+KDAI_AVX2 void kdai_write_avx2(float *to, kdai_wide_avx2 x) {
+    _mm256_storeu_ps(to, x.a);
+    _mm256_storeu_ps(to + 8, x.b);
+}
+/* x y + z and z - x y, rounded once. */
+KDAI_AVX2 kdai_wide_avx2 kdai_fma_avx2(kdai_wide_avx2 x, kdai_wide_avx2 y, kdai_wide_avx2 z) {
+    z.a = _mm256_fmadd_ps(x.a, y.a, z.a);
+    z.b = _mm256_fmadd_ps(x.b, y.b, z.b);
+    return z;
+}
+KDAI_AVX2 kdai_wide_avx2 kdai_nfma_avx2(kdai_wide_avx2 x, kdai_wide_avx2 y, kdai_wide_avx2 z) {
+    z.a = _mm256_fnmadd_ps(x.a, y.a, z.a);
+    z.b = _mm256_fnmadd_ps(x.b, y.b, z.b);
+    return z;
+}
+KDAI_AVX2 kdai_wide_avx2 kdai_minus_magnitude_avx2(kdai_wide_avx2 x) { /* -|x| */
+    x.a = _mm256_or_ps(x.a, _mm256_set1_ps(-0.0f));
+    x.b = _mm256_or_ps(x.b, _mm256_set1_ps(-0.0f));
+    return x;
+}
+/* Where x > 0 y, else z (also where x is NaN). */
+KDAI_AVX2 kdai_wide_avx2 kdai_positive_avx2(kdai_wide_avx2 x, kdai_wide_avx2 y, kdai_wide_avx2 z) {
+    z.a = _mm256_blendv_ps(z.a, y.a, _mm256_cmp_ps(x.a, _mm256_setzero_ps(), _CMP_GT_OQ));
+    z.b = _mm256_blendv_ps(z.b, y.b, _mm256_cmp_ps(x.b, _mm256_setzero_ps(), _CMP_GT_OQ));
+    return z;
+}
+KDAI_AVX2 __m256 kdai_half_scale_avx2(__m256 y, __m256 n) {
+    __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
+    __m256i rest = _mm256_sub_epi32(whole, half), bias = _mm256_set1_epi32(127);
+    y = _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23)));
+    return _mm256_mul_ps(y,
+                         _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
+}
+/* y 2^n for whole n, in two factors as kdai_exp has it. */
+KDAI_AVX2 kdai_wide_avx2 kdai_scale_avx2(kdai_wide_avx2 y, kdai_wide_avx2 n) {
+    y.a = kdai_half_scale_avx2(y.a, n.a);
+    y.b = kdai_half_scale_avx2(y.b, n.b);
+    return y;
+}
+KDAI_AVX2 __m128 kdai_quarter_sum_avx2(__m256 x) { /* lanes 4 apart */
+    return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+}
+/* Sums of four wide values that are 8 lanes each, in the order of kdai_add_lanes. */
+KDAI_AVX2 void kdai_sum8_avx2(__m256 w, __m256 x, __m256 y, __m256 z, float sums[4]) {
+    __m128 p = kdai_quarter_sum_avx2(w), q = kdai_quarter_sum_avx2(x);
+    __m128 r = kdai_quarter_sum_avx2(y), s = kdai_quarter_sum_avx2(z);
+    __m128 pq = _mm_add_ps(_mm_movelh_ps(p, q), _mm_movehl_ps(q, p));
+    __m128 rs = _mm_add_ps(_mm_movelh_ps(r, s), _mm_movehl_ps(s, r));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm_shuffle_ps(pq, rs, _MM_SHUFFLE(2, 0, 2, 0)),
+                                   _mm_shuffle_ps(pq, rs, _MM_SHUFFLE(3, 1, 3, 1))));
+}
+KDAI_AVX2 void kdai_sum4_avx2(kdai_wide_avx2 w, kdai_wide_avx2 x, kdai_wide_avx2 y,
+                              kdai_wide_avx2 z, float sums[4]) {
+    kdai_sum8_avx2(_mm256_add_ps(w.a, w.b), _mm256_add_ps(x.a, x.b), _mm256_add_ps(y.a, y.b),
+                   _mm256_add_ps(z.a, z.b), sums);
+}
+KDAI_AVX2 kdai_wide_avx2 kdai_read_f16_avx2(const uint16_t *x) {
+    kdai_wide_avx2 y;
+    y.a = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)x));
+    y.b = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(x + 8)));
+    return y;
+}
+KDAI_AVX2 void kdai_write_f16_avx2(uint16_t *to, kdai_wide_avx2 x) {
+    _mm_storeu_si128((__m128i *)(void *)to, _mm256_cvtps_ph(x.a, 0));
+    _mm_storeu_si128((__m128i *)(void *)(to + 8), _mm256_cvtps_ph(x.b, 0));
+}
+KDAI_AVX2 kdai_wide_avx2 kdai_round_f16_avx2(kdai_wide_avx2 x) {
+    x.a = _mm256_cvtph_ps(_mm256_cvtps_ph(x.a, 0));
+    x.b = _mm256_cvtph_ps(_mm256_cvtps_ph(x.b, 0));
+    return x;
+}
+KDAI_AVX2 kdai_wide_avx2 kdai_read_bf16_avx2(const uint16_t *x) {
+    kdai_wide_avx2 y;
+    __m128i a = _mm_loadu_si128((const __m128i *)(const void *)x);
+    __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(x + 8));
+    y.a = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(a), 16));
+    y.b = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(b), 16));
+    return y;
+}
+KDAI_AVX2 __m256i kdai_bf16_bits_avx2(__m256 x) {
+    __m256i bits = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    __m256 is_nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    rounded = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(is_nan));
+    return _mm256_srli_epi32(rounded, 16);
+}
+KDAI_AVX2 void kdai_write_bf16_avx2(uint16_t *to, kdai_wide_avx2 x) {
+    __m256i both = _mm256_packus_epi32(kdai_bf16_bits_avx2(x.a), kdai_bf16_bits_avx2(x.b));
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm256_permute4x64_epi64(both, 0xd8));
+}
+
+/* ---- AVX-512 ---- */
+
+#define KDAI_AVX512 KDAI_INLINE KDAI_TARGET(KDAI_AVX512_NEEDS(KDAI_FIRST_NAME, KDAI_NEXT_NAME))
+typedef __m512 kdai_wide_avx512;
+
+KDAI_AVX512 __m512 kdai_set_avx512(float x) {
+    return _mm512_set1_ps(x);
+}
+KDAI_AVX512 __m512 kdai_read_avx512(const float *x) {
+    return _mm512_loadu_ps(x);
+}
+KDAI_AVX512 void kdai_write_avx512(float *to, __m512 x) {
+    _mm512_storeu_ps(to, x);
+}
+KDAI_AVX512 __m512 kdai_add_avx512(__m512 x, __m512 y) {
+    return _mm512_add_ps(x, y);
+}
+KDAI_AVX512 __m512 kdai_sub_avx512(__m512 x, __m512 y) {
+    return _mm512_sub_ps(x, y);
+}
+KDAI_AVX512 __m512 kdai_mul_avx512(__m512 x, __m512 y) {
+    return _mm512_mul_ps(x, y);
+}
+KDAI_AVX512 __m512 kdai_div_avx512(__m512 x, __m512 y) {
+    return _mm512_div_ps(x, y);
+}
+KDAI_AVX512 __m512 kdai_min_avx512(__m512 x, __m512 y) {
+    return _mm512_min_ps(x, y);
+}
+KDAI_AVX512 __m512 kdai_max_avx512(__m512 x, __m512 y) {
+    return _mm512_max_ps(x, y);
+}
+KDAI_AVX512 __m512 kdai_fma_avx512(__m512 x, __m512 y, __m512 z) {
+    return _mm512_fmadd_ps(x, y, z);
+}
+KDAI_AVX512 __m512 kdai_nfma_avx512(__m512 x, __m512 y, __m512 z) {
+    return _mm512_fnmadd_ps(x, y, z);
+}
+KDAI_AVX512 __m512 kdai_minus_magnitude_avx512(__m512 x) {
+    __m512i sign = _mm512_set1_epi32((int)0x80000000u);
+    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(x), sign));
+}
+KDAI_AVX512 __m512 kdai_positive_avx512(__m512 x, __m512 y, __m512 z) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), z, y);
+}
+KDAI_AVX512 __m512 kdai_scale_avx512(__m512 y, __m512 n) {
+    __m512i whole = _mm512_cvtps_epi32(n), half = _mm512_srai_epi32(whole, 1);
+    __m512i rest = _mm512_sub_epi32(whole, half), bias = _mm512_set1_epi32(127);
+    y = _mm512_mul_ps(y, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23)));
+    return _mm512_mul_ps(y,
+                         _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(rest, bias), 23)));
+}
+KDAI_AVX512 __m256 kdai_half_sum_avx512(__m512 x) { /* lanes 8 apart */
+    __m512d wide = _mm512_castps_pd(x);
+    return _mm256_add_ps(_mm512_castps512_ps256(x), _mm256_castpd_ps(_mm512_extractf64x4_pd(wide, 1)));
+}
+KDAI_AVX512 void kdai_sum4_avx512(__m512 w, __m512 x, __m512 y, __m512 z, float sums[4]) {
+    kdai_sum8_avx2(kdai_half_sum_avx512(w), kdai_half_sum_avx512(x), kdai_half_sum_avx512(y),
+                   kdai_half_sum_avx512(z), sums);
+}
+KDAI_AVX512 __m512 kdai_read_f16_avx512(const uint16_t *x) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)x));
+}
+KDAI_AVX512 void kdai_write_f16_avx512(uint16_t *to, __m512 x) {
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_maskz_cvtps_ph((__mmask16)0xffff, x, 0));
+}
+KDAI_AVX512 __m512 kdai_round_f16_avx512(__m512 x) {
+    return _mm512_cvtph_ps(_mm512_maskz_cvtps_ph((__mmask16)0xffff, x, 0));
+}
+KDAI_AVX512 __m512 kdai_read_bf16_avx512(const uint16_t *x) {
+    __m256i half = _mm256_loadu_si256((const __m256i *)(const void *)x);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+KDAI_AVX512 void kdai_write_bf16_avx512(uint16_t *to, __m512 x) {
+    __m512i bits = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256((__m256i *)(void *)to,
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+#endif /* KDAI_X86 */
+
+#if KDAI_NEON
+#include <arm_neon.h>
+
+static void kdai_transpose4(const float *from, size_t from_stride, float *to, size_t to_stride) {
+    float32x4x2_t ab = vtrnq_f32(vld1q_f32(from), vld1q_f32(from + from_stride));
+    float32x4x2_t cd = vtrnq_f32(vld1q_f32(from + 2 * from_stride), vld1q_f32(from + 3 * from_stride));
+    vst1q_f32(to, vcombine_f32(vget_low_f32(ab.val[0]), vget_low_f32(cd.val[0])));
+    vst1q_f32(to + to_stride, vcombine_f32(vget_low_f32(ab.val[1]), vget_low_f32(cd.val[1])));
+    vst1q_f32(to + 2 * to_stride, vcombine_f32(vget_high_f32(ab.val[0]), vget_high_f32(cd.val[0])));
+    vst1q_f32(to + 3 * to_stride, vcombine_f32(vget_high_f32(ab.val[1]), vget_high_f32(cd.val[1])));
+}
+
+/* ---- NEON: every 64-bit ARM has it ---- */
+
+typedef float32x4x4_t kdai_wide_neon;
+#define KDAI_EACH4 for (int i = 0; i < 4; i++)
+
+#define KDAI_NEON_OF_2(name, intrinsic)                                                            \
+    KDAI_INLINE kdai_wide_neon kdai_##name##_neon(kdai_wide_neon x, kdai_wide_neon y) {            \
+        KDAI_EACH4 x.val[i] = intrinsic(x.val[i], y.val[i]);                                       \
+        return x;                                                                                  \
+    }
+KDAI_NEON_OF_2(add, vaddq_f32)
+KDAI_NEON_OF_2(sub, vsubq_f32)
+KDAI_NEON_OF_2(mul, vmulq_f32)
+KDAI_NEON_OF_2(div, vdivq_f32)
+KDAI_NEON_OF_2(min, vminq_f32) /* of these two, NaN where either is */
+KDAI_NEON_OF_2(max, vmaxq_f32)
+
+KDAI_INLINE kdai_wide_neon kdai_set_neon(float x) {
+    kdai_wide_neon y;
+    KDAI_EACH4 y.val[i] = vdupq_n_f32(x);
+    return y;
+}
+KDAI_INLINE kdai_wide_neon kdai_read_neon(const float *x) {
+    kdai_wide_neon y;
+    KDAI_EACH4 y.val[i] = vld1q_f32(x + 4 * i);
+    return y;
+}
+KDAI_INLINE void kdai_write_neon(float *to, kdai_wide_neon x) {
+    KDAI_EACH4 vst1q_f32(to + 4 * i, x.val[i]);
+}
+KDAI_INLINE kdai_wide_neon kdai_fma_neon(kdai_wide_neon x, kdai_wide_neon y, kdai_wide_neon z) {
+    KDAI_EACH4 z.val[i] = vfmaq_f32(z.val[i], x.val[i], y.val[i]);
+    return z;
+}
+KDAI_INLINE kdai_wide_neon kdai_nfma_neon(kdai_wide_neon x, kdai_wide_neon y, kdai_wide_neon z) {
+    KDAI_EACH4 z.val[i] = vfmsq_f32(z.val[i], x.val[i], y.val[i]);
+    return z;
+}
+KDAI_INLINE kdai_wide_neon kdai_minus_magnitude_neon(kdai_wide_neon x) {
+    KDAI_EACH4 x.val[i] = vnegq_f32(vabsq_f32(x.val[i]));
+    return x;
+}
+KDAI_INLINE kdai_wide_neon kdai_positive_neon(kdai_wide_neon x, kdai_wide_neon y, kdai_wide_neon z) {
+    KDAI_EACH4 z.val[i] = vbslq_f32(vcgtq_f32(x.val[i], vdupq_n_f32(0)), y.val[i], z.val[i]);
+    return z;
+}
+KDAI_INLINE kdai_wide_neon kdai_scale_neon(kdai_wide_neon y, kdai_wide_neon n) {
+    KDAI_EACH4 {
+        int32x4_t whole = vcvtnq_s32_f32(n.val[i]), half = vshrq_n_s32(whole, 1);
+        int32x4_t rest = vsubq_s32(whole, half), bias = vdupq_n_s32(127);
+        int32x4_t first = vshlq_n_s32(vaddq_s32(half, bias), 23);
+        int32x4_t second = vshlq_n_s32(vaddq_s32(rest, bias), 23);
+        y.val[i] = vmulq_f32(y.val[i], vreinterpretq_f32_s32(first));
+        y.val[i] = vmulq_f32(y.val[i], vreinterpretq_f32_s32(second));
+    }
+    return y;
+}
+KDAI_INLINE float kdai_sum_neon(kdai_wide_neon x) {
+    float32x4_t quarter = vaddq_f32(vaddq_f32(x.val[0], x.val[2]), vaddq_f32(x.val[1], x.val[3]));
+    float32x2_t pair = vadd_f32(vget_low_f32(quarter), vget_high_f32(quarter));
+    return vget_lane_f32(vpadd_f32(pair, pair), 0);
+}
+KDAI_INLINE void kdai_sum4_neon(kdai_wide_neon w, kdai_wide_neon x, kdai_wide_neon y,
+                                kdai_wide_neon z, float sums[4]) {
+    sums[0] = kdai_sum_neon(w);
+    sums[1] = kdai_sum_neon(x);
+    sums[2] = kdai_sum_neon(y);
+    sums[3] = kdai_sum_neon(z);
+}
+KDAI_INLINE kdai_wide_neon kdai_read_f16_neon(const uint16_t *x) {
+    kdai_wide_neon y;
+    KDAI_EACH4 y.val[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x + 4 * i)));
+    return y;
+}
+KDAI_INLINE void kdai_write_f16_neon(uint16_t *to, kdai_wide_neon x) {
+    KDAI_EACH4 vst1_u16(to + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x.val[i])));
+}
+KDAI_INLINE kdai_wide_neon kdai_round_f16_neon(kdai_wide_neon x) {
+    KDAI_EACH4 x.val[i] = vcvt_f32_f16(vcvt_f16_f32(x.val[i]));
+    return x;
+}
+KDAI_INLINE kdai_wide_neon kdai_read_bf16_neon(const uint16_t *x) {
+    kdai_wide_neon y;
+    KDAI_EACH4 y.val[i] = vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vld1_u16(x + 4 * i)), 16));
+    return y;
+}
+KDAI_INLINE void kdai_write_bf16_neon(uint16_t *to, kdai_wide_neon x) {
+    KDAI_EACH4 {
+        uint32x4_t bits = vreinterpretq_u32_f32(x.val[i]);
+        uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+        uint32x4_t rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
+        uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+        rounded = vbslq_u32(vceqq_f32(x.val[i], x.val[i]), rounded, quiet);
+        vst1_u16(to + 4 * i, vshrn_n_u32(rounded, 16));
+    }
+}
+#endif /* KDAI_NEON */
+
+#if !KDAI_X86 && !KDAI_NEON
+static void kdai_transpose4(const float *from, size_t from_stride, float *to, size_t to_stride) {
+    for (size_t i = 0; i < 4; i++)
+        for (size_t j = 0; j < 4; j++) to[j * to_stride + i] = from[i * from_stride + j];
+}
+#endif
+
+/* ==== 22. Dispatch ============================================================================ */
+
+/* The file includes itself by its own name, from its own directory. */
+#if KDAI_X86
+#define KDAI_PASS avx2
+#define KDAI_ISA KDA_ISA_AVX2
+#define KDAI_KERNEL static KDAI_TARGET(KDAI_AVX2_NEEDS(KDAI_FIRST_NAME, KDAI_NEXT_NAME))
+#define KDAI_KERNEL_INLINE KDAI_AVX2
+#define KDAI_TALL 4
+#define KDAI_BROAD 1
+#include "kda.h"
+#undef KDAI_PASS
+#undef KDAI_ISA
+#undef KDAI_KERNEL
+#undef KDAI_KERNEL_INLINE
+#undef KDAI_TALL
+#undef KDAI_BROAD
+#if !defined(KDA_NO_AVX512)
+#define KDAI_PASS avx512
+#define KDAI_ISA KDA_ISA_AVX512
+#define KDAI_KERNEL static KDAI_TARGET(KDAI_AVX512_NEEDS(KDAI_FIRST_NAME, KDAI_NEXT_NAME))
+#define KDAI_KERNEL_INLINE KDAI_AVX512
+#define KDAI_TALL 8
+#define KDAI_BROAD 2
+#include "kda.h"
+#undef KDAI_PASS
+#undef KDAI_ISA
+#undef KDAI_KERNEL
+#undef KDAI_KERNEL_INLINE
+#undef KDAI_TALL
+#undef KDAI_BROAD
+#endif
+#elif KDAI_NEON
+#define KDAI_PASS neon
+#define KDAI_ISA KDA_ISA_NEON
+#define KDAI_KERNEL static
+#define KDAI_KERNEL_INLINE KDAI_INLINE
+#define KDAI_TALL 4
+#define KDAI_BROAD 1
+#include "kda.h"
+#undef KDAI_PASS
+#undef KDAI_ISA
+#undef KDAI_KERNEL
+#undef KDAI_KERNEL_INLINE
+#undef KDAI_TALL
+#undef KDAI_BROAD
+#endif
+
+static const kdai_kernels kdai_kernels_scalar = {
+    KDA_ISA_SCALAR,  0,             kdai_to_floats, kdai_from_floats, kdai_dot,
+    kdai_multiply,   kdai_gate_row, kdai_decay_row, kdai_gated_row,   kdai_conv_taps,
+    kdai_update_row, kdai_recurrent, kdai_chunk_prepare, kdai_chunk_row,
+};
+
+/* The sets that this machine has, best first. */
+static const kdai_kernels *kdai_find_best(void) {
+#if KDAI_X86
+    unsigned features = kdai_cpu_features();
+    unsigned avx2 = KDAI_AVX2_NEEDS(KDAI_FIRST_BIT, KDAI_NEXT_BIT);
+#if !defined(KDA_NO_AVX512)
+    unsigned avx512 = KDAI_AVX512_NEEDS(KDAI_FIRST_BIT, KDAI_NEXT_BIT);
+    if ((features & avx512) == avx512) return &kdai_kernels_avx512;
+#endif
+    if ((features & avx2) == avx2) return &kdai_kernels_avx2;
+#elif KDAI_NEON
+    return &kdai_kernels_neon;
+#endif
+    return &kdai_kernels_scalar;
+}
+
+/* Found once. Two threads that come first at the same time find the same. */
+static const kdai_kernels *kdai_best(void) {
+    static const kdai_kernels *best;
+#if defined(__GNUC__) || defined(__clang__)
+    const kdai_kernels *found = __atomic_load_n(&best, __ATOMIC_RELAXED);
+    if (found) return found;
+    found = kdai_find_best();
+    __atomic_store_n(&best, found, __ATOMIC_RELAXED);
+    return found;
+#else
+    const kdai_kernels *volatile *place = (const kdai_kernels *volatile *)&best;
+    if (!*place) *place = kdai_find_best();
+    return *place;
+#endif
+}
+
+static const kdai_kernels *kdai_kernels_of(kda_isa isa) {
+    const kdai_kernels *best = kdai_best();
+    if (isa == KDA_ISA_AUTO || isa == best->isa) return best;
+    if (isa == KDA_ISA_SCALAR) return &kdai_kernels_scalar;
+#if KDAI_X86
+    if (isa == KDA_ISA_AVX2 && best->isa == KDA_ISA_AVX512) return &kdai_kernels_avx2;
+#endif
+    return NULL;
+}
+
+KDA_API kda_isa kda_isa_best(void) {
+    return kdai_best()->isa;
+}
+
+KDA_API int kda_isa_is_available(kda_isa isa) {
+    return kdai_kernels_of(isa) != NULL;
+}
+
+KDA_API const char *kda_isa_name(kda_isa isa) {
+    static const char *const names[] = {"auto", "scalar", "avx2", "avx512", "neon"};
+    return (size_t)isa < sizeof names / sizeof names[0] ? names[(size_t)isa] : "unknown";
+}
+
 #ifdef __cplusplus
 }
 #endif
 #endif /* KDA_IMPLEMENTATION */
+
+/* ==== 23. Kernels =============================================================================
+ *
+ * Compiled once for each instruction set, from within the implementation above, with
+ *     KDAI_PASS     the suffix of the set's names: avx2, avx512, neon
+ *     KDAI_KERNEL   linkage and target of its functions
+ *     KDAI_TALL     rows of a register block: as many as leave registers for the rest
+ *     KDAI_BROAD    wide values side by side in a register block, 1 or 2
+ * Lengths here are multiples of KDAI_LANES: rows of scratch are padded with zeros to work->stride,
+ * and a state row that is not a whole number of lanes long passes through scratch. Each function
+ * computes what the plain one of its name does; recurrent, gates, norms and convolution to the
+ * last bit, the chunked ones up to rounding. */
+#ifdef KDAI_PASS
+
+#define KDAI_JOIN_(a, b) a##_##b
+#define KDAI_JOIN(a, b) KDAI_JOIN_(a, b)
+#define KDAI_(name) KDAI_JOIN(kdai_##name, KDAI_PASS)
+#define KDAI_WIDE KDAI_(wide)
+
+/* kdai_exp. The bounds only keep the exponent in range: both ends come out as 0 and infinity. */
+KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(exp)(KDAI_WIDE x) {
+    x = KDAI_(min)(KDAI_(set)(88.8f), KDAI_(max)(KDAI_(set)(-104.0f), x));
+    KDAI_WIDE magic = KDAI_(set)(0x1.8p23f);
+    KDAI_WIDE n = KDAI_(sub)(KDAI_(fma)(x, KDAI_(set)(0x1.715476p+0f), magic), magic);
+    KDAI_WIDE r = KDAI_(fma)(n, KDAI_(set)(-0x1.62e43p-1f), x);
+    r = KDAI_(fma)(n, KDAI_(set)(0x1.05c61p-29f), r);
+    KDAI_WIDE p = KDAI_(set)(0x1.6d117cp-10f);
+    p = KDAI_(fma)(p, r, KDAI_(set)(0x1.120be2p-7f));
+    p = KDAI_(fma)(p, r, KDAI_(set)(0x1.555518p-5f));
+    p = KDAI_(fma)(p, r, KDAI_(set)(0x1.5554dcp-3f));
+    p = KDAI_(fma)(p, r, KDAI_(set)(0.5f));
+    return KDAI_(scale)(KDAI_(add)(KDAI_(fma)(KDAI_(mul)(p, r), r, r), KDAI_(set)(1.0f)), n);
+}
+
+/* kdai_exact_quotient. */
+KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(exact_quotient)(KDAI_WIDE numerator, KDAI_WIDE base, KDAI_WIDE z,
+                                                   KDAI_WIDE inverse, KDAI_WIDE *rest) {
+    KDAI_WIDE sum = KDAI_(add)(base, z);
+    KDAI_WIDE sum_error = KDAI_(sub)(z, KDAI_(sub)(sum, base));
+    KDAI_WIDE quotient = KDAI_(div)(numerator, sum);
+    KDAI_WIDE remainder = KDAI_(nfma)(quotient, sum, numerator);
+    remainder = KDAI_(nfma)(quotient, sum_error, remainder);
+    *rest = KDAI_(mul)(remainder, inverse);
+    return quotient;
+}
+
+/* kda_sigmoid. At x = 0 both numerators are 1. */
+KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(sigmoid)(KDAI_WIDE x) {
+    KDAI_WIDE z = KDAI_(exp)(KDAI_(minus_magnitude)(x)), one = KDAI_(set)(1.0f), rest;
+    KDAI_WIDE inverse = KDAI_(nfma)(KDAI_(set)(0.5f), z, one);
+    KDAI_WIDE quotient =
+        KDAI_(exact_quotient)(KDAI_(positive)(x, one, z), one, z, inverse, &rest);
+    return KDAI_(add)(quotient, rest);
+}
+
+/* kda_softplus. */
+KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(softplus)(KDAI_WIDE x) {
+    KDAI_WIDE z = KDAI_(exp)(KDAI_(minus_magnitude)(x)), two = KDAI_(set)(2.0f), rest;
+    KDAI_WIDE inverse = KDAI_(nfma)(KDAI_(set)(0.16f), z, KDAI_(set)(0.5f));
+    KDAI_WIDE s = KDAI_(exact_quotient)(z, two, z, inverse, &rest);
+    KDAI_WIDE square = KDAI_(mul)(s, s), p = KDAI_(set)(0x1.dba26p-4f);
+    p = KDAI_(fma)(p, square, KDAI_(set)(0x1.bc8cf8p-4f));
+    p = KDAI_(fma)(p, square, KDAI_(set)(0x1.24c926p-3f));
+    p = KDAI_(fma)(p, square, KDAI_(set)(0x1.9998d4p-3f));
+    p = KDAI_(fma)(p, square, KDAI_(set)(0x1.555556p-2f));
+    KDAI_WIDE log1p_z = KDAI_(mul)(two, s);
+    log1p_z = KDAI_(fma)(two, KDAI_(fma)(KDAI_(mul)(s, square), p, rest), log1p_z);
+    return KDAI_(positive)(x, KDAI_(add)(x, log1p_z), log1p_z);
+}
+
+KDAI_KERNEL void KDAI_(to_floats)(const void *from, kda_type type, size_t n, float *to) {
+    const uint16_t *half = (const uint16_t *)from;
+    size_t i = 0;
+    if (type == KDA_F16)
+        for (; n - i >= KDAI_LANES; i += KDAI_LANES)
+            KDAI_(write)(to + i, KDAI_(read_f16)(half + i));
+    else if (type == KDA_BF16)
+        for (; n - i >= KDAI_LANES; i += KDAI_LANES)
+            KDAI_(write)(to + i, KDAI_(read_bf16)(half + i));
+    kdai_to_floats((const unsigned char *)from + i * kdai_type_bytes(type), type, n - i, to + i);
+}
+
+KDAI_KERNEL void KDAI_(from_floats)(const float *from, kda_type type, size_t n, void *to) {
+    uint16_t *half = (uint16_t *)to;
+    size_t i = 0;
+    if (type == KDA_F16)
+        for (; n - i >= KDAI_LANES; i += KDAI_LANES)
+            KDAI_(write_f16)(half + i, KDAI_(read)(from + i));
+    else if (type == KDA_BF16)
+        for (; n - i >= KDAI_LANES; i += KDAI_LANES)
+            KDAI_(write_bf16)(half + i, KDAI_(read)(from + i));
+    kdai_from_floats(from + i, type, n - i, (unsigned char *)to + i * kdai_type_bytes(type));
+}
+
+KDAI_KERNEL float KDAI_(dot)(const float *x, const float *y, size_t n) {
+    KDAI_WIDE sum = KDAI_(set)(0.0f);
+    float sums[4];
+    for (size_t i = 0; i < n; i += KDAI_LANES)
+        sum = KDAI_(fma)(KDAI_(read)(x + i), KDAI_(read)(y + i), sum);
+    KDAI_(sum4)(sum, sum, sum, sum, sums);
+    return sums[0];
+}
+
+KDAI_KERNEL void KDAI_(multiply)(const float *x, float factor, size_t n, float *y) {
+    KDAI_WIDE wide = KDAI_(set)(factor);
+    for (size_t i = 0; i < n; i += KDAI_LANES)
+        KDAI_(write)(y + i, KDAI_(mul)(KDAI_(read)(x + i), wide));
+}
+
+KDAI_KERNEL void KDAI_(gate)(const kda_desc *desc, float a, const float *bias, size_t n, float *g) {
+    KDAI_WIDE minus_a = KDAI_(set)(-a), plus_a = KDAI_(set)(a), bound = KDAI_(set)(desc->lower_bound);
+    for (size_t i = 0; i < n; i += KDAI_LANES) {
+        KDAI_WIDE x = KDAI_(read)(g + i);
+        if (desc->gate == KDA_GATE_LOG_DECAY) {
+            KDAI_(write)(g + i, KDAI_(min)(KDAI_(set)(0.0f), x));
+            continue;
+        }
+        x = KDAI_(add)(x, KDAI_(read)(bias + i));
+        if (desc->gate == KDA_GATE_SOFTPLUS)
+            x = KDAI_(mul)(minus_a, KDAI_(softplus)(x));
+        else
+            x = KDAI_(mul)(bound, KDAI_(sigmoid)(KDAI_(mul)(plus_a, x)));
+        KDAI_(write)(g + i, x);
+    }
+}
+
+KDAI_KERNEL void KDAI_(decay)(const float *k, const float *q, size_t n, float *decay,
+                              float *k_seen, float *q_seen) {
+    for (size_t i = 0; i < n; i += KDAI_LANES) {
+        KDAI_WIDE e = KDAI_(exp)(KDAI_(read)(decay + i));
+        KDAI_(write)(decay + i, e);
+        KDAI_(write)(k_seen + i, KDAI_(mul)(e, KDAI_(read)(k + i)));
+        KDAI_(write)(q_seen + i, KDAI_(mul)(e, KDAI_(read)(q + i)));
+    }
+}
+
+KDAI_KERNEL void KDAI_(gated)(const float *open, float inverse, const float *weight, size_t n,
+                              float *x) {
+    KDAI_WIDE wide = KDAI_(set)(inverse);
+    for (size_t i = 0; i < n; i += KDAI_LANES) {
+        KDAI_WIDE y = KDAI_(mul)(KDAI_(mul)(KDAI_(read)(x + i), wide), KDAI_(read)(weight + i));
+        KDAI_(write)(x + i, KDAI_(mul)(y, KDAI_(sigmoid)(KDAI_(read)(open + i))));
+    }
+}
+
+/* taps: [width][n], a row for each tap. */
+KDAI_KERNEL void KDAI_(conv)(const float *taps, size_t width, int silu, size_t n, const float *x,
+                             const float *window, size_t stride, float *y) {
+    for (size_t c = 0; c < n; c += KDAI_LANES) {
+        KDAI_WIDE sum = KDAI_(set)(0.0f);
+        for (size_t i = 0; i + 1 < width; i++)
+            sum = KDAI_(fma)(KDAI_(read)(taps + i * n + c), KDAI_(read)(window + i * stride + c), sum);
+        sum = KDAI_(fma)(KDAI_(read)(taps + (width - 1) * n + c), KDAI_(read)(x + c), sum);
+        if (silu) sum = KDAI_(mul)(sum, KDAI_(sigmoid)(sum));
+        KDAI_(write)(y + c, sum);
+    }
+}
+
+/* s . k_seen and s . q_seen of two state rows: a0, a1, b0, b1. */
+KDAI_KERNEL_INLINE void KDAI_(read_pair)(const float *k_seen, const float *q_seen, size_t n,
+                                         const float *s0, const float *s1, float sums[4]) {
+    KDAI_WIDE a0 = KDAI_(set)(0.0f), a1 = a0, b0 = a0, b1 = a0;
+    for (size_t d = 0; d < n; d += KDAI_LANES) {
+        KDAI_WIDE x0 = KDAI_(read)(s0 + d), x1 = KDAI_(read)(s1 + d);
+        KDAI_WIDE k = KDAI_(read)(k_seen + d), q = KDAI_(read)(q_seen + d);
+        a0 = KDAI_(fma)(x0, k, a0);
+        a1 = KDAI_(fma)(x1, k, a1);
+        b0 = KDAI_(fma)(x0, q, b0);
+        b1 = KDAI_(fma)(x1, q, b1);
+    }
+    KDAI_(sum4)(a0, a1, b0, b1, sums);
+}
+
+/* kdai_update_row of two rows, which may be one and the same. */
+KDAI_KERNEL_INLINE void KDAI_(update_pair)(const float *decay, const float *k, size_t n, int in_f16,
+                                           float u0, float u1, float *s0, float *s1) {
+    KDAI_WIDE w0 = KDAI_(set)(u0), w1 = KDAI_(set)(u1);
+    for (size_t d = 0; d < n; d += KDAI_LANES) {
+        KDAI_WIDE e = KDAI_(read)(decay + d), key = KDAI_(read)(k + d);
+        KDAI_WIDE x0 = KDAI_(mul)(KDAI_(read)(s0 + d), e), x1 = KDAI_(mul)(KDAI_(read)(s1 + d), e);
+        x0 = KDAI_(fma)(key, w0, x0);
+        x1 = KDAI_(fma)(key, w1, x1);
+        if (in_f16) x0 = KDAI_(round_f16)(x0), x1 = KDAI_(round_f16)(x1);
+        KDAI_(write)(s0 + d, x0);
+        KDAI_(write)(s1 + d, x1);
+    }
+}
+
+KDAI_KERNEL void KDAI_(update)(const float *decay, const float *k, float u, size_t n, int in_f16,
+                               float *s) {
+    KDAI_(update_pair)(decay, k, n, in_f16, u, u, s, s);
+}
+
+KDAI_KERNEL void KDAI_(recurrent)(const kdai_work *work, size_t n_tokens, int in_f16, float *s,
+                                  size_t s_stride, size_t rows) {
+    size_t n = work->stride;
+    for (size_t r = 0; r < rows; r += 2) {
+        size_t pair = r + 1 < rows ? r + 1 : r; /* a row left alone goes with itself */
+        float *s0 = s + r * s_stride, *s1 = s + pair * s_stride;
+        for (size_t i = 0; i < n_tokens; i++) {
+            const float *v = work->v + i * KDAI_ROWS;
+            float *u = work->u + i * KDAI_ROWS, *o = work->o + i * KDAI_ROWS, sums[4];
+            KDAI_(read_pair)(work->k_seen + i * n, work->q_seen + i * n, n, s0, s1, sums);
+            u[r] = work->beta[i] * (v[r] - sums[0]);
+            u[pair] = work->beta[i] * (v[pair] - sums[1]);
+            o[r] = fmaf(work->kq[i], u[r], sums[2]);
+            o[pair] = fmaf(work->kq[i], u[pair], sums[3]);
+            KDAI_(update_pair)(work->decay + i * n, work->k + i * n, n, in_f16, u[r], u[pair], s0, s1);
+        }
+    }
+}
+
+/* Rows j of A and P below the diagonal, two at a time, while left = D(j, i) k_j runs on. */
+KDAI_KERNEL void KDAI_(chunk_scores)(kdai_work *work, size_t j, size_t n_tokens, float *left) {
+    size_t n = work->stride;
+    for (size_t i = j + 1; i < n_tokens; i += 2) {
+        size_t next = i + 1 < n_tokens ? i + 1 : i; /* a last one goes with itself, not decayed on */
+        const float *decay0 = work->decay + i * n, *decay1 = work->decay + next * n;
+        const float *k0 = work->k + i * n, *k1 = work->k + next * n;
+        const float *q0 = work->q + i * n, *q1 = work->q + next * n;
+        KDAI_WIDE a0 = KDAI_(set)(0.0f), p0 = a0, a1 = a0, p1 = a0;
+        float sums[4];
+        for (size_t d = 0; d < n; d += KDAI_LANES) {
+            KDAI_WIDE x = KDAI_(mul)(KDAI_(read)(left + d), KDAI_(read)(decay0 + d));
+            a0 = KDAI_(fma)(KDAI_(read)(k0 + d), x, a0);
+            p0 = KDAI_(fma)(KDAI_(read)(q0 + d), x, p0);
+            if (next != i) x = KDAI_(mul)(x, KDAI_(read)(decay1 + d));
+            a1 = KDAI_(fma)(KDAI_(read)(k1 + d), x, a1);
+            p1 = KDAI_(fma)(KDAI_(read)(q1 + d), x, p1);
+            KDAI_(write)(left + d, x);
+        }
+        KDAI_(sum4)(a0, p0, a1, p1, sums);
+        work->A[i * KDA_CHUNK + j] = work->beta[i] * sums[0];
+        work->P[i * KDA_CHUNK + j] = sums[1];
+        work->A[next * KDA_CHUNK + j] = work->beta[next] * sums[2];
+        work->P[next * KDA_CHUNK + j] = sums[3];
+    }
+}
+
+KDAI_KERNEL void KDAI_(chunk_prepare)(kdai_work *work, size_t n_tokens) {
+    size_t n = work->stride;
+    for (size_t j = 0; j < n_tokens; j++) {
+        memcpy(work->k_left + j * n, work->k + j * n, n * sizeof(float));
+        work->P[j * KDA_CHUNK + j] = KDAI_(dot)(work->q + j * n, work->k + j * n, n);
+        KDAI_(chunk_scores)(work, j, n_tokens, work->k_left + j * n);
+    }
+    for (size_t d = 0; d < n; d += KDAI_LANES) {
+        KDAI_WIDE total = KDAI_(set)(1.0f);
+        for (size_t i = 0; i < n_tokens; i++) {
+            total = KDAI_(mul)(total, KDAI_(read)(work->decay + i * n + d));
+            KDAI_(write)(work->k_seen + i * n + d, KDAI_(mul)(total, KDAI_(read)(work->k + i * n + d)));
+            KDAI_(write)(work->q_seen + i * n + d, KDAI_(mul)(total, KDAI_(read)(work->q + i * n + d)));
+        }
+        KDAI_(write)(work->total + d, total);
+    }
+}
+
+/* ---- Panels: the state of KDAI_BROAD * KDAI_LANES value channels as [dim_k][channels] ---- */
+
+#define KDAI_PANEL (KDAI_BROAD * KDAI_LANES)
+#if KDAI_BROAD == 2
+#define KDAI_BOTH(x) x
+#else
+#define KDAI_BOTH(x)
+#endif
+#if KDAI_TALL == 8
+#define KDAI_TALL_OF(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
+#else
+#define KDAI_TALL_OF(X) X(0) X(1) X(2) X(3)
+#endif
+/* Per row r of a register block: two accumulators, or one; all of what follows is unrolled. */
+#define KDAI_ZERO(r)                                                                               \
+    KDAI_WIDE x##r = KDAI_(set)(0.0f);                                                             \
+    KDAI_BOTH(KDAI_WIDE y##r = x##r;)
+#define KDAI_MULTIPLY_ADD(r)                                                                       \
+    factor = KDAI_(set)(at[(r) * step]);                                                           \
+    x##r = KDAI_(fma)(factor, x, x##r);                                                            \
+    KDAI_BOTH(y##r = KDAI_(fma)(factor, y, y##r);)
+#define KDAI_PUT(r)                                                                                \
+    KDAI_(write)(to + (r) * to_stride, x##r);                                                      \
+    KDAI_BOTH(KDAI_(write)(to + (r) * to_stride + KDAI_LANES, y##r);)
+#define KDAI_SCALED(r)                                                                             \
+    factor = KDAI_(set)(total[r]);                                                                 \
+    KDAI_WIDE x##r = KDAI_(mul)(factor, KDAI_(read)(to + (r) * to_stride));                        \
+    KDAI_BOTH(KDAI_WIDE y##r = KDAI_(mul)(factor, KDAI_(read)(to + (r) * to_stride + KDAI_LANES));)
+#define KDAI_ROUND(r)                                                                              \
+    x##r = KDAI_(round_f16)(x##r);                                                                 \
+    KDAI_BOTH(y##r = KDAI_(round_f16)(y##r);)
+
+/* to[i] = sum over d of rows[i][d] panel[d], for whole register blocks of rows: rows past n_tokens
+ * are scratch and come out as scratch. */
+KDAI_KERNEL void KDAI_(panel_read)(const float *rows, size_t n_tokens, size_t dim, size_t step,
+                                   const float *panel, float *to) {
+    const size_t to_stride = KDAI_ROWS;
+    for (size_t i = 0; i < n_tokens; i += KDAI_TALL, rows += KDAI_TALL * step, to += KDAI_TALL * to_stride) {
+        KDAI_WIDE factor;
+        KDAI_TALL_OF(KDAI_ZERO)
+        for (size_t d = 0; d < dim; d++) {
+            const float *at = rows + d;
+            KDAI_WIDE x = KDAI_(read)(panel + d * KDAI_PANEL);
+            KDAI_BOTH(KDAI_WIDE y = KDAI_(read)(panel + d * KDAI_PANEL + KDAI_LANES);)
+            KDAI_TALL_OF(KDAI_MULTIPLY_ADD)
+        }
+        KDAI_TALL_OF(KDAI_PUT)
+    }
+}
+
+/* Forward substitution: work->u holds S^T k_seen and becomes u. */
+KDAI_KERNEL void KDAI_(panel_solve)(const kdai_work *work, size_t n_tokens) {
+    for (size_t i = 0; i < n_tokens; i++) {
+        float *u = work->u + i * KDAI_ROWS;
+        const float *v = work->v + i * KDAI_ROWS, *A = work->A + i * KDA_CHUNK;
+        KDAI_WIDE beta = KDAI_(set)(work->beta[i]), factor;
+        KDAI_WIDE x = KDAI_(mul)(beta, KDAI_(sub)(KDAI_(read)(v), KDAI_(read)(u)));
+        KDAI_BOTH(KDAI_WIDE y = KDAI_(mul)(beta, KDAI_(sub)(KDAI_(read)(v + KDAI_LANES),
+                                                            KDAI_(read)(u + KDAI_LANES)));)
+        for (size_t j = 0; j < i; j++) {
+            const float *past = work->u + j * KDAI_ROWS;
+            factor = KDAI_(set)(A[j]);
+            x = KDAI_(nfma)(factor, KDAI_(read)(past), x);
+            KDAI_BOTH(y = KDAI_(nfma)(factor, KDAI_(read)(past + KDAI_LANES), y);)
+        }
+        KDAI_(write)(u, x);
+        KDAI_BOTH(KDAI_(write)(u + KDAI_LANES, y);)
+    }
+}
+
+/* o += P u. Row i reads u_j for j <= i only: what a later token holds, NaN say, stays with it. */
+KDAI_KERNEL void KDAI_(panel_output)(const kdai_work *work, size_t n_tokens) {
+    for (size_t i = 0; i < n_tokens; i++) {
+        float *o = work->o + i * KDAI_ROWS;
+        const float *P = work->P + i * KDA_CHUNK;
+        KDAI_WIDE x = KDAI_(read)(o), factor;
+        KDAI_BOTH(KDAI_WIDE y = KDAI_(read)(o + KDAI_LANES);)
+        for (size_t j = 0; j <= i; j++) {
+            const float *u = work->u + j * KDAI_ROWS;
+            factor = KDAI_(set)(P[j]);
+            x = KDAI_(fma)(factor, KDAI_(read)(u), x);
+            KDAI_BOTH(y = KDAI_(fma)(factor, KDAI_(read)(u + KDAI_LANES), y);)
+        }
+        KDAI_(write)(o, x);
+        KDAI_BOTH(KDAI_(write)(o + KDAI_LANES, y);)
+    }
+}
+
+/* panel[d] = total[d] panel[d] + sum over j of k_left[j][d] u[j], by register blocks of d. */
+KDAI_KERNEL void KDAI_(panel_write)(const kdai_work *work, size_t n_tokens, int in_f16,
+                                    float *panel) {
+    const size_t to_stride = KDAI_PANEL, step = 1;
+    for (size_t d = 0; d < work->stride; d += KDAI_TALL) {
+        float *to = panel + d * to_stride;
+        const float *total = work->total + d;
+        KDAI_WIDE factor;
+        KDAI_TALL_OF(KDAI_SCALED)
+        for (size_t j = 0; j < n_tokens; j++) {
+            const float *at = work->k_left + j * work->stride + d, *u = work->u + j * KDAI_ROWS;
+            KDAI_WIDE x = KDAI_(read)(u);
+            KDAI_BOTH(KDAI_WIDE y = KDAI_(read)(u + KDAI_LANES);)
+            KDAI_TALL_OF(KDAI_MULTIPLY_ADD)
+        }
+        if (in_f16) {
+            KDAI_TALL_OF(KDAI_ROUND)
+        }
+        KDAI_TALL_OF(KDAI_PUT)
+    }
+}
+
+KDAI_KERNEL void KDAI_(panel)(const kdai_work *work, size_t n_tokens, int in_f16, float *panel) {
+    KDAI_(panel_read)(work->k_seen, n_tokens, work->stride, work->stride, panel, work->u);
+    KDAI_(panel_read)(work->q_seen, n_tokens, work->stride, work->stride, panel, work->o);
+    KDAI_(panel_solve)(work, n_tokens);
+    KDAI_(panel_output)(work, n_tokens);
+    KDAI_(panel_write)(work, n_tokens, in_f16, panel);
+}
+
+static const kdai_kernels KDAI_(kernels) = {
+    KDAI_ISA, KDAI_PANEL, KDAI_(to_floats), KDAI_(from_floats), KDAI_(dot), KDAI_(multiply),
+    KDAI_(gate), KDAI_(decay), KDAI_(gated), KDAI_(conv), KDAI_(update), KDAI_(recurrent),
+    KDAI_(chunk_prepare), KDAI_(panel),
+};
+
+#undef KDAI_JOIN_
+#undef KDAI_JOIN
+#undef KDAI_
+#undef KDAI_WIDE
+#undef KDAI_PANEL
+#undef KDAI_BOTH
+#undef KDAI_TALL_OF
+#undef KDAI_ZERO
+#undef KDAI_MULTIPLY_ADD
+#undef KDAI_PUT
+#undef KDAI_SCALED
+#undef KDAI_ROUND
+#endif /* KDAI_PASS */

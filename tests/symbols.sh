@@ -61,7 +61,8 @@ for level in -O0 -O2; do
             compile "$object" "$level" || continue
         check "$case needs" "$(undefined "$object" | grep -v -x -E "$allowed")"
         check "$case exports without prefix" "$(exported "$object" | grep -v "^${name}_")"
-        check "$case has writable data" "$(writable "$object")"
+        # The choice of kernels, made once, is the one thing that is written.
+        check "$case has writable data" "$(writable "$object" | grep -v -E '^best(\.|$)')"
         functions=$(exported "$object" | wc -l)
         [ "$functions" -gt 5 ] && few= || few="$functions functions"
         check "$case exports too little to be all of it" "$few"

@@ -654,8 +654,8 @@ static void bounded_gate_as_a_clamp(void) {
     for (size_t i = 0; i < 30 * 15; i++) p.g[i] = raws[i % 5];
     check_numbers(&p, "raw gates from -20 to 20");
     kda_input raw = kda_in_f32(p.g, 15, 5);
-    CHECK(kda_log_decay(&desc, 1, raw, p.A_log, NULL, kda_out_f32(g, 15, 5)) == KDA_OK);
-    CHECK(kda_log_decay(&soft, 1, raw, p.A_log, NULL, kda_out_f32(soft_g, 15, 5)) == KDA_OK);
+    CHECK(kda_log_decay(&desc, 1, raw, p.A_log, NULL, kda_out_f32(g, 15, 5), NULL) == KDA_OK);
+    CHECK(kda_log_decay(&soft, 1, raw, p.A_log, NULL, kda_out_f32(soft_g, 15, 5), NULL) == KDA_OK);
     for (size_t i = 0; i < 15; i++) {
         double want = -5 * reference_sigmoid(exp((double)logs[i / 5]) * (double)raws[i % 5]);
         double clamp = fmax(-5, (double)soft_g[i]);
@@ -679,7 +679,7 @@ static void softplus_by_a_select(void) {
         p.A_log[0] = logs[a];
         memset(p.dt_bias, 0, N * sizeof(float));
         for (size_t i = 0; i < 20 * N; i++) p.g[i] = raws[i % N];
-        CHECK(kda_log_decay(&desc, 1, kda_in_f32(p.g, N, N), p.A_log, NULL, kda_out_f32(g, N, N)) ==
+        CHECK(kda_log_decay(&desc, 1, kda_in_f32(p.g, N, N), p.A_log, NULL, kda_out_f32(g, N, N), NULL) ==
               KDA_OK);
         for (size_t i = 0; i < N; i++) {
             double A = exp((double)logs[a]), want = -A * reference_softplus((double)raws[i]);

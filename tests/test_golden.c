@@ -177,7 +177,7 @@ static void check_gate(const char *name) {
     double *want = load_f64(&file, "g_f64");
     float *g = test_floats(count);
     CHECK(kda_log_decay(&x.desc, x.tokens, kda_in_f32(x.g, row, K), x.A_log, x.dt_bias,
-                        kda_out_f32(g, row, K)) == KDA_OK);
+                        kda_out_f32(g, row, K), NULL) == KDA_OK);
     for (size_t i = 0; i < count; i++)
         CHECK_AT_MOST("log-decay", fabs((double)g[i] - want[i]), 2e-6 * fabs(want[i]) + 1e-38);
     free(g);

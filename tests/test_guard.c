@@ -339,11 +339,11 @@ static void parts_once(kda_type type) {
     float *weight = normal(DIM), *A_log = normal(2), *dt_bias = normal(2 * DIM);
     seal();
     kda_output y = kda_out(room(ROWS * 2 * DIM, type), type, 2 * DIM, DIM);
-    CHECK(kda_l2_norm(ROWS, 2, DIM, 0, x, y) == KDA_OK);
+    CHECK(kda_l2_norm(ROWS, 2, DIM, 0, x, y, NULL) == KDA_OK);
     keep(y.data, bytes_of(ROWS * 2 * DIM, type));
-    CHECK(kda_gated_norm(ROWS, 2, DIM, 1e-5f, weight, x, gate, y) == KDA_OK);
+    CHECK(kda_gated_norm(ROWS, 2, DIM, 1e-5f, weight, x, gate, y, NULL) == KDA_OK);
     keep(y.data, bytes_of(ROWS * 2 * DIM, type));
-    CHECK(kda_log_decay(&desc, ROWS, x, A_log, dt_bias, y) == KDA_OK);
+    CHECK(kda_log_decay(&desc, ROWS, x, A_log, dt_bias, y, NULL) == KDA_OK);
     keep(y.data, bytes_of(ROWS * 2 * DIM, type));
     release();
 }
@@ -466,14 +466,14 @@ static void call_layer_verify(void) {
 }
 static void call_layer_commit(void) { w.result = kda_layer_commit(&w.layer, &w.seq, 1, &w.run); }
 static void call_l2_norm(void) {
-    w.result = kda_l2_norm(w.tokens, w.layer.op.n_heads, w.layer.op.dim_k, 0, w.op.g, w.g);
+    w.result = kda_l2_norm(w.tokens, w.layer.op.n_heads, w.layer.op.dim_k, 0, w.op.g, w.g, NULL);
 }
 static void call_log_decay(void) {
-    w.result = kda_log_decay(&w.layer.op, w.tokens, w.op.g, w.layer.A_log, w.layer.dt_bias, w.g);
+    w.result = kda_log_decay(&w.layer.op, w.tokens, w.op.g, w.layer.A_log, w.layer.dt_bias, w.g, NULL);
 }
 static void call_gated_norm(void) {
     w.result = kda_gated_norm(w.tokens, w.layer.op.n_heads, w.layer.op.dim_v, 1e-5f,
-                              w.layer.norm_weight, w.op.v, w.layer_args.gate, w.op.o);
+                              w.layer.norm_weight, w.op.v, w.layer_args.gate, w.op.o, NULL);
 }
 static void call_save(void) {
     w.result = kda_save(&w.layer.op, &w.saved, w.blob, w.blob_bytes);

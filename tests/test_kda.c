@@ -244,7 +244,7 @@ static void log_decay_beforehand_gives_the_same_bits(void) {
         float *want_o = test_floats(p.output_count), *want_state = test_floats(p.state_count);
         problem_solve(&p, KDA_RECURRENT, want_state, want_o);
         CHECK(kda_log_decay(&desc, 40, kda_in_f32(p.g, 18, 9), p.A_log, p.dt_bias,
-                            kda_out_f32(p.g, 18, 9)) == KDA_OK);
+                            kda_out_f32(p.g, 18, 9), NULL) == KDA_OK);
         p.desc.gate = KDA_GATE_LOG_DECAY;
         p.desc.lower_bound = 0;
         free(p.A_log), free(p.dt_bias);
@@ -474,7 +474,7 @@ static void raw_gates_at_the_edges(void) {
             desc.lower_bound = gate == KDA_GATE_BOUNDED ? -5.0f : 0.0f;
             float g[sizeof raws / sizeof *raws];
             CHECK(kda_log_decay(&desc, 1, kda_in_f32(raws, (ptrdiff_t)n, 0), &logs[a], NULL,
-                                kda_out_f32(g, (ptrdiff_t)n, 0)) == KDA_OK);
+                                kda_out_f32(g, (ptrdiff_t)n, 0), NULL) == KDA_OK);
             for (size_t i = 0; i < n; i++) {
                 double x = (double)raws[i], A = exp(fmin(88, (double)logs[a])); /* kept finite */
                 double want = gate == KDA_GATE_SOFTPLUS ? -A * reference_softplus(x)

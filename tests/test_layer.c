@@ -321,7 +321,7 @@ static void parts_run_sequence(batch *b, size_t seq, kda_algorithm algorithm) {
     CHECK(kda_forward(op, &args, &run) == KDA_OK);
     CHECK(kda_gated_norm(n, op->n_heads, op->dim_v, layer->norm_eps, layer->norm_weight,
                          kda_in_f32(o, (ptrdiff_t)vs, v), input_at(b, GATE, first),
-                         output_at(b, first)) == KDA_OK);
+                         output_at(b, first), NULL) == KDA_OK);
     free(run.scratch), free(o), free(y[0]), free(y[1]), free(y[2]);
 }
 

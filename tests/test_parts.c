@@ -193,10 +193,10 @@ static void norms_against_float64(void) {
         test_fill_normal(weight, dim);
         for (size_t i = 0; i < dim; i++) x[i] *= 1e-3f; /* a row where eps counts */
         CHECK(kda_l2_norm(3, 2, dim, 0, kda_in_f32(x, 2 * head, head),
-                          kda_out_f32(unit, 2 * head, head)) == KDA_OK);
+                          kda_out_f32(unit, 2 * head, head), NULL) == KDA_OK);
         CHECK(kda_gated_norm(3, 2, dim, 1e-5f, weight, kda_in_f32(x, 2 * head, head),
                              kda_in_f32(gate, 2 * head, head),
-                             kda_out_f32(gated, 2 * head, head)) == KDA_OK);
+                             kda_out_f32(gated, 2 * head, head), NULL) == KDA_OK);
         for (size_t r = 0; r < rows; r++) {
             double sum = 0;
             for (size_t i = 0; i < dim; i++) sum += pow((double)x[r * dim + i], 2);
@@ -221,9 +221,9 @@ static void norms_in_place_and_strided(void) {
     memcpy(copy, wide, sizeof wide);
     /* heads at columns 3 and 10 of rows of 40; gate at columns 20 and 27 */
     CHECK(kda_gated_norm(2, 2, 5, 1e-5f, weight, kda_in_f32(wide + 3, 40, 7),
-                         kda_in_f32(wide + 20, 40, 7), kda_out_f32(y, 10, 5)) == KDA_OK);
+                         kda_in_f32(wide + 20, 40, 7), kda_out_f32(y, 10, 5), NULL) == KDA_OK);
     CHECK(kda_gated_norm(2, 2, 5, 1e-5f, weight, kda_in_f32(wide + 3, 40, 7),
-                         kda_in_f32(wide + 20, 40, 7), kda_out_f32(wide + 3, 40, 7)) == KDA_OK);
+                         kda_in_f32(wide + 20, 40, 7), kda_out_f32(wide + 3, 40, 7), NULL) == KDA_OK);
     for (size_t t = 0; t < 2; t++)
         for (size_t h = 0; h < 2; h++) {
             float *row = wide + t * 40 + 3 + h * 7;
@@ -231,8 +231,8 @@ static void norms_in_place_and_strided(void) {
             memcpy(copy + t * 40 + 3 + h * 7, row, 5 * sizeof(float));
         }
     CHECK(same_bits(wide, copy, 80)); /* nothing else was written */
-    CHECK(kda_l2_norm(2, 2, 5, 0, kda_in_f32(copy + 3, 40, 7), kda_out_f32(y, 10, 5)) == KDA_OK);
-    CHECK(kda_l2_norm(2, 2, 5, 0, kda_in_f32(copy + 3, 40, 7), kda_out_f32(copy + 3, 40, 7)) ==
+    CHECK(kda_l2_norm(2, 2, 5, 0, kda_in_f32(copy + 3, 40, 7), kda_out_f32(y, 10, 5), NULL) == KDA_OK);
+    CHECK(kda_l2_norm(2, 2, 5, 0, kda_in_f32(copy + 3, 40, 7), kda_out_f32(copy + 3, 40, 7), NULL) ==
           KDA_OK);
     for (size_t t = 0; t < 2; t++)
         for (size_t h = 0; h < 2; h++)

@@ -128,12 +128,12 @@ static void parts_in_16_bits(void) {
     test_fill_normal(x, 30), test_fill_normal(gate, 30), test_fill_normal(weight, 5);
     uint16_t *x16 = (uint16_t *)typed(x, 30, KDA_F16), *gate16 = (uint16_t *)typed(gate, 30, KDA_BF16);
     CHECK(kda_gated_norm(2, 3, 5, 1e-5f, weight, kda_in(x16, KDA_F16, 15, 5),
-                         kda_in(gate16, KDA_BF16, 15, 5), kda_out(y, KDA_BF16, 15, 5)) == KDA_OK);
+                         kda_in(gate16, KDA_BF16, 15, 5), kda_out(y, KDA_BF16, 15, 5), NULL) == KDA_OK);
     CHECK(kda_gated_norm(2, 3, 5, 1e-5f, weight, kda_in_f32(x, 15, 5), kda_in_f32(gate, 15, 5),
-                         kda_out_f32(want, 15, 5)) == KDA_OK);
+                         kda_out_f32(want, 15, 5), NULL) == KDA_OK);
     for (size_t i = 0; i < 30; i++) CHECK(y[i] == kda_to_bf16(want[i]));
-    CHECK(kda_l2_norm(2, 3, 5, 0, kda_in(x16, KDA_F16, 15, 5), kda_out(x16, KDA_F16, 15, 5)) == KDA_OK);
-    CHECK(kda_l2_norm(2, 3, 5, 0, kda_in_f32(x, 15, 5), kda_out_f32(want, 15, 5)) == KDA_OK);
+    CHECK(kda_l2_norm(2, 3, 5, 0, kda_in(x16, KDA_F16, 15, 5), kda_out(x16, KDA_F16, 15, 5), NULL) == KDA_OK);
+    CHECK(kda_l2_norm(2, 3, 5, 0, kda_in_f32(x, 15, 5), kda_out_f32(want, 15, 5), NULL) == KDA_OK);
     for (size_t i = 0; i < 30; i++) CHECK(x16[i] == kda_to_f16(want[i]));
     free(x16), free(gate16);
 }
@@ -141,7 +141,7 @@ static void parts_in_16_bits(void) {
 static void a_16_bit_tensor_at_an_odd_address_is_refused(void) {
     uint16_t x[4] = {0}, y[4] = {0};
     CHECK(kda_l2_norm(1, 1, 2, 0, kda_in((const char *)x + 1, KDA_F16, 2, 2),
-                      kda_out(y, KDA_F16, 2, 2)) == KDA_ERR_ALIGN);
+                      kda_out(y, KDA_F16, 2, 2), NULL) == KDA_ERR_ALIGN);
 }
 
 /* ---- The f16 state ---- */
