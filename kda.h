@@ -262,7 +262,8 @@ typedef enum kda_head_map { KDA_HEADS_GROUPED = 0, KDA_HEADS_TILED = 1 } kda_hea
 typedef enum kda_type { KDA_F32 = 0, KDA_F16 = 1, KDA_BF16 = 2 } kda_type;
 
 typedef enum kda_algorithm {
-    KDA_AUTO = 0,      /* recurrent below KDA_CHUNK tokens of a sequence in the call, else chunked */
+    KDA_AUTO = 0,      /* recurrent below 16 tokens of a sequence in the call, else chunked: where the
+                          one began to win on every machine measured */
     KDA_RECURRENT = 1,
     KDA_CHUNKED = 2
 } kda_algorithm;
@@ -285,7 +286,7 @@ KDA_API const char *kda_isa_name(kda_isa isa);
 #define KDA_L2_NORM_QK 1u /* normalise queries and keys inside */
 
 /* Tokens to a chunk of the chunked algorithm. */
-#define KDA_CHUNK 16
+#define KDA_CHUNK 8
 
 /* The shape of a layer's operator: the same for all layers of a model. */
 typedef struct kda_desc {
@@ -1087,6 +1088,9 @@ static void kdai_take_batch(kdai_arena *arena, size_t n_seqs, size_t workers, si
     batch->each = each;
 }
 
+/* Tokens from which KDA_AUTO goes the chunked way. */
+#define KDAI_AUTO_CHUNKED 16
+
 /* The sequences that are not padding and not empty, as spans. */
 static size_t kdai_list_spans(const kda_seq *seqs, size_t n_seqs, kdai_owned owner,
                               kda_algorithm algorithm, kdai_span *spans) {
@@ -1100,7 +1104,7 @@ static size_t kdai_list_spans(const kda_seq *seqs, size_t n_seqs, kdai_owned own
             spans[n].done = 0;
             /* Depends on nothing but the sequence's own length: bits do not depend on the batch. */
             spans[n].chunked = algorithm == KDA_CHUNKED ||
-                               (algorithm == KDA_AUTO && n_tokens >= KDA_CHUNK);
+                               (algorithm == KDA_AUTO && n_tokens >= KDAI_AUTO_CHUNKED);
             n++;
         }
         token += n_tokens;
@@ -1186,7 +1190,11 @@ typedef struct kdai_work {
     float *bias;        /* [stride] dt_bias of the head, or zeros */
     float *beta;        /* [KDA_CHUNK] */
     float *kq;          /* [KDA_CHUNK] k . q of each token (recurrent) */
-    float *v, *u, *o;   /* [KDA_CHUNK][KDAI_ROWS] values, corrections, outputs */
+    const float *v;     /* values and outputs of the columns at hand, a row for each token: in the */
+    float *o;           /* tensors themselves, or in the blocks below if those are not float32 */
+    ptrdiff_t v_stride, o_stride;
+    float *u;                /* [KDA_CHUNK][KDAI_ROWS] corrections of the same columns */
+    float *v_block, *o_block; /* [KDA_CHUNK][KDAI_ROWS] */
     float *rows;        /* [4][stride] state rows in float32, where they cannot be used in place */
     float *k_left;      /* [KDA_CHUNK][stride] k as the state after the chunk sees it (chunked) */
     float *total;       /* [stride] decay over the whole chunk (chunked) */
@@ -1214,9 +1222,9 @@ static size_t kdai_carve_work(const kda_desc *desc, size_t panel, int chunked, i
     work->bias = kdai_take_floats(&arena, stride);
     work->beta = kdai_take_floats(&arena, KDA_CHUNK);
     work->kq = kdai_take_floats(&arena, KDA_CHUNK);
-    work->v = kdai_take_floats(&arena, KDA_CHUNK * KDAI_ROWS);
     work->u = kdai_take_floats(&arena, KDA_CHUNK * KDAI_ROWS);
-    work->o = kdai_take_floats(&arena, KDA_CHUNK * KDAI_ROWS);
+    work->v_block = kdai_take_floats(&arena, KDA_CHUNK * KDAI_ROWS);
+    work->o_block = kdai_take_floats(&arena, KDA_CHUNK * KDAI_ROWS);
     work->rows = kdai_take_floats(&arena, kdai_product(4, stride));
     if (chunked) {
         work->k_left = kdai_take_floats(&arena, block);
@@ -1232,6 +1240,14 @@ static size_t kdai_carve_work(const kda_desc *desc, size_t panel, int chunked, i
     return arena.used;
 }
 
+/* One token of one head on its way into a block: rows of dim_k floats, padded. */
+typedef struct kdai_token {
+    const kda_desc *desc;
+    const float *q, *k, *g; /* as the tensors have them */
+    float scale;            /* of the query */
+    float a;                /* exp(A_log) */
+} kdai_token;
+
 /* One set of kernels. Rows are padded with zeros to whole lanes, n is their padded length. */
 typedef struct kdai_kernels {
     kda_isa isa;
@@ -1241,8 +1257,7 @@ typedef struct kdai_kernels {
     float (*dot)(const float *x, const float *y, size_t n);
     void (*multiply)(const float *x, float factor, size_t n, float *y);
     void (*gate)(const kda_desc *desc, float a, const float *bias, size_t n, float *g);
-    void (*decay)(const float *k, const float *q, size_t n, float *decay, float *k_seen,
-                  float *q_seen);
+    void (*token)(const kdai_token *in, kdai_work *work, size_t i);
     void (*gated)(const float *open, float inverse, const float *weight, size_t n, float *x);
     void (*conv)(const float *taps, size_t width, int silu, size_t n, const float *x,
                  const float *window, size_t stride, float *y);
@@ -1257,8 +1272,9 @@ typedef struct kdai_kernels {
  * when all sets are. */
 static const kdai_kernels *kdai_kernels_of(kda_isa isa);
 
-/* Four rows of four floats to four columns. Defined with the instruction sets. */
-static void kdai_transpose4(const float *from, size_t from_stride, float *to, size_t to_stride);
+/* Four rows of n floats (a multiple of 4) to n rows of four. Defined with the instruction sets. */
+static void kdai_transpose4(const float *from, size_t from_stride, size_t n, float *to,
+                            size_t to_stride);
 
 static const kdai_kernels *kdai_kernels_for(const kda_run *run) {
     return kdai_kernels_of(run ? run->isa : KDA_ISA_AUTO);
@@ -1282,13 +1298,6 @@ static void kdai_store(const kdai_kernels *kernels, kda_output y, size_t token, 
 /* Zeros from element n of a row up to whole lanes. */
 static void kdai_pad(float *row, size_t n) {
     for (size_t i = n; i % KDAI_LANES != 0; i++) row[i] = 0.0f;
-}
-
-/* A row of dim elements, padded. */
-static void kdai_load_row(const kdai_kernels *kernels, kda_input x, size_t token, size_t head,
-                          size_t dim, float *to) {
-    kdai_load(kernels, x, token, head, 0, dim, to);
-    kdai_pad(to, dim);
 }
 
 /* y = x * factor; y may be x. */
@@ -1321,14 +1330,26 @@ static void kdai_gate_row(const kda_desc *desc, float a, const float *bias, size
     for (size_t i = 0; i < n; i++) g[i] = kdai_gate(desc, a, bias[i], g[i]);
 }
 
-/* Log-decays to decays, and k and q as the state before the token sees them (recurrent). */
-static void kdai_decay_row(const float *k, const float *q, size_t n, float *decay, float *k_seen,
-                           float *q_seen) {
-    for (size_t i = 0; i < n; i++) {
-        decay[i] = kdai_exp(decay[i]);
-        k_seen[i] = decay[i] * k[i];
-        q_seen[i] = decay[i] * q[i];
+/* A token's q and k normalised, its decay, and what the recurrent algorithm wants beside them:
+ * k_seen = e k and q_seen = e q, what the state before the token is read with, and k . q. */
+static void kdai_prepare_token(const kdai_token *in, kdai_work *work, size_t i) {
+    size_t n = work->stride, at = i * n;
+    float *q = work->q + at, *k = work->k + at, *decay = work->decay + at;
+    float q_factor = 1.0f, k_factor = 1.0f;
+    if (in->desc->flags & KDA_L2_NORM_QK) {
+        q_factor = kdai_inverse_norm(kdai_dot(in->q, in->q, n), in->desc->l2_eps);
+        k_factor = kdai_inverse_norm(kdai_dot(in->k, in->k, n), in->desc->l2_eps);
     }
+    memcpy(decay, in->g, n * sizeof(float));
+    kdai_gate_row(in->desc, in->a, work->bias, n, decay);
+    for (size_t d = 0; d < n; d++) {
+        q[d] = in->q[d] * q_factor * in->scale;
+        k[d] = in->k[d] * k_factor;
+        decay[d] = kdai_exp(decay[d]);
+        work->k_seen[at + d] = decay[d] * k[d];
+        work->q_seen[at + d] = decay[d] * q[d];
+    }
+    work->kq[i] = kdai_dot(k, q, n);
 }
 
 static float kdai_beta(const kda_desc *desc, float x) {
@@ -1341,34 +1362,33 @@ static size_t kdai_qk_head(const kda_desc *desc, size_t head) {
     return desc->head_map == KDA_HEADS_TILED ? head % n : head / (desc->n_heads / n);
 }
 
-/* q or k of one token: loaded, normalised if so described. */
-static void kdai_prepare_row(const kdai_kernels *kernels, const kda_desc *desc, kda_input x,
-                             size_t token, size_t head, size_t stride, float *row) {
-    kdai_load_row(kernels, x, token, head, desc->dim_k, row);
-    if (desc->flags & KDA_L2_NORM_QK) {
-        float squares = kernels->dot(row, row, stride);
-        kernels->multiply(row, kdai_inverse_norm(squares, desc->l2_eps), stride, row);
-    }
+/* A row of a tensor as padded floats: where it is, if it is so already, else copied to `spare`. */
+static const float *kdai_padded_row(const kdai_kernels *kernels, kda_input x, size_t token,
+                                    size_t head, size_t dim, float *spare) {
+    if (x.type == KDA_F32 && dim % KDAI_LANES == 0)
+        return (const float *)x.data + (ptrdiff_t)token * x.token_stride +
+               (ptrdiff_t)head * x.head_stride;
+    kdai_load(kernels, x, token, head, 0, dim, spare);
+    kdai_pad(spare, dim);
+    return spare;
 }
 
 /* Fills all of `work` but the values for n tokens of a head, as the recurrent algorithm wants it. */
 static void kdai_prepare(const kdai_kernels *kernels, const kda_desc *desc, const kda_args *args,
                          size_t head, size_t token, size_t n, kdai_work *work) {
     size_t dim = desc->dim_k, stride = work->stride, qk_head = kdai_qk_head(desc, head);
-    float scale = desc->scale == 0.0f ? 1.0f / sqrtf((float)dim) : desc->scale;
-    float a = kdai_rate(args->A_log, head);
+    kdai_token in;
+    in.desc = desc;
+    in.scale = desc->scale == 0.0f ? 1.0f / sqrtf((float)dim) : desc->scale;
+    in.a = kdai_rate(args->A_log, head);
     memset(work->bias, 0, stride * sizeof(float));
     if (args->dt_bias) memcpy(work->bias, args->dt_bias + head * dim, dim * sizeof(float));
     for (size_t i = 0; i < n; i++) {
-        float *q = work->q + i * stride, *k = work->k + i * stride, *decay = work->decay + i * stride;
-        kdai_prepare_row(kernels, desc, args->q, token + i, qk_head, stride, q);
-        kernels->multiply(q, scale, stride, q);
-        kdai_prepare_row(kernels, desc, args->k, token + i, qk_head, stride, k);
-        kdai_load_row(kernels, args->g, token + i, head, dim, decay);
-        kernels->gate(desc, a, work->bias, stride, decay);
-        kdai_pad(decay, dim);
-        kernels->decay(k, q, stride, decay, work->k_seen + i * stride, work->q_seen + i * stride);
-        work->kq[i] = kernels->dot(k, q, stride);
+        float *spare = work->rows;
+        in.q = kdai_padded_row(kernels, args->q, token + i, qk_head, dim, spare);
+        in.k = kdai_padded_row(kernels, args->k, token + i, qk_head, dim, spare + stride);
+        in.g = kdai_padded_row(kernels, args->g, token + i, head, dim, spare + 2 * stride);
+        kernels->token(&in, work, i);
         kdai_load(kernels, args->beta, token + i, head, 0, 1, &work->beta[i]);
         work->beta[i] = kdai_beta(desc, work->beta[i]);
     }
@@ -1384,6 +1404,14 @@ static void kdai_update_row(const float *decay, const float *k, float u, size_t 
     for (size_t d = 0; in_f16 && d < n; d++) s[d] = kda_from_f16(kda_to_f16(s[d]));
 }
 
+static const float *kdai_value_row(const kdai_work *work, size_t i) {
+    return work->v + (ptrdiff_t)i * work->v_stride;
+}
+
+static float *kdai_output_row(const kdai_work *work, size_t i) {
+    return work->o + (ptrdiff_t)i * work->o_stride;
+}
+
 /* State rows s (s_stride apart) through n tokens of a prepared block: row r with column r of
  * work->v, u and o.
  * Rows do not depend on each other, so walking a row through all tokens gives the bits of walking
@@ -1393,12 +1421,12 @@ static void kdai_recurrent(const kdai_work *work, size_t n_tokens, int in_f16, f
     size_t dim = work->dim;
     for (size_t r = 0; r < rows; r++, s += s_stride)
         for (size_t i = 0; i < n_tokens; i++) {
-            size_t at = i * KDAI_ROWS + r, row = i * work->stride;
+            size_t row = i * work->stride;
             float a = kdai_dot(s, work->k_seen + row, dim);
             float b = kdai_dot(s, work->q_seen + row, dim);
-            float u = work->beta[i] * (work->v[at] - a);
-            work->u[at] = u;
-            work->o[at] = fmaf(work->kq[i], u, b);
+            float u = work->beta[i] * (kdai_value_row(work, i)[r] - a);
+            work->u[i * KDAI_ROWS + r] = u;
+            kdai_output_row(work, i)[r] = fmaf(work->kq[i], u, b);
             kdai_update_row(work->decay + row, work->k + row, u, dim, in_f16, s);
         }
 }
@@ -1446,7 +1474,7 @@ static void kdai_chunk_row(const kdai_work *work, size_t n, int in_f16, float *s
     float *u = work->u;
     for (size_t i = 0; i < n; i++) {
         float read = kdai_dot(s, work->k_seen + i * work->stride, dim);
-        float sum = work->beta[i] * (work->v[i * KDAI_ROWS] - read);
+        float sum = work->beta[i] * (*kdai_value_row(work, i) - read);
         for (size_t j = 0; j < i; j++)
             sum = fmaf(-work->A[i * KDA_CHUNK + j], u[j * KDAI_ROWS], sum);
         u[i * KDAI_ROWS] = sum;
@@ -1455,7 +1483,7 @@ static void kdai_chunk_row(const kdai_work *work, size_t n, int in_f16, float *s
         float sum = kdai_dot(s, work->q_seen + i * work->stride, dim);
         for (size_t j = 0; j <= i; j++)
             sum = fmaf(work->P[i * KDA_CHUNK + j], u[j * KDAI_ROWS], sum);
-        work->o[i * KDAI_ROWS] = sum;
+        *kdai_output_row(work, i) = sum;
     }
     for (size_t d = 0; d < dim; d++) s[d] *= work->total[d];
     for (size_t j = 0; j < n; j++)
@@ -1665,7 +1693,7 @@ static kdai_work kdai_from_column(const kdai_work *work, size_t column) {
 static void kdai_run_rows(const kdai_operator *op, const kdai_work *work, int chunked, size_t n,
                           const kdai_tile *tile, size_t first, size_t rows) {
     int in_place = kdai_rows_in_place(op, work), in_f16 = op->desc->state_type == KDA_F16;
-    size_t step = chunked ? 1 : in_place ? rows : 2;
+    size_t step = chunked ? 1 : in_place ? rows : 4;
     for (size_t r = 0; r < rows; r += step) {
         size_t some = rows - r < step ? rows - r : step;
         kdai_work part = kdai_from_column(work, r);
@@ -1682,43 +1710,90 @@ static void kdai_run_rows(const kdai_operator *op, const kdai_work *work, int ch
     }
 }
 
-/* Value channels first .. first + rows - 1 of a tile, at n tokens of the call. */
-static void kdai_load_values(const kdai_operator *op, const kdai_tile *tile, size_t token, size_t n,
-                             size_t first, size_t rows, const kdai_work *work) {
-    for (size_t i = 0; i < n; i++)
-        kdai_load(op->kernels, op->args->v, token + i, tile->head, tile->first + first, rows,
-                  work->v + i * KDAI_ROWS);
+/* Points work->v and o at value channels first .. first + rows - 1 of a tile, for n tokens of the
+ * call: in the tensors if they are float32 and `rows` are as many as the kernel takes at once, else
+ * in blocks of scratch, to which values are copied and from which kdai_store_outputs copies. */
+static void kdai_point_at(const kdai_operator *op, const kdai_tile *tile, size_t token, size_t n,
+                          size_t first, size_t rows, int in_place, kdai_work *work) {
+    kda_input v = op->args->v;
+    kda_output o = op->args->o;
+    ptrdiff_t t = (ptrdiff_t)token, h = (ptrdiff_t)tile->head;
+    ptrdiff_t column = (ptrdiff_t)(tile->first + first);
+    work->v = work->v_block;
+    work->o = work->o_block;
+    work->v_stride = work->o_stride = (ptrdiff_t)KDAI_ROWS;
+    if (in_place && v.type == KDA_F32) {
+        work->v = (const float *)v.data + t * v.token_stride + h * v.head_stride + column;
+        work->v_stride = v.token_stride;
+    } else {
+        for (size_t i = 0; i < n; i++)
+            kdai_load(op->kernels, v, token + i, tile->head, (size_t)column, rows,
+                      work->v_block + i * KDAI_ROWS);
+    }
+    if (in_place && o.type == KDA_F32) {
+        work->o = (float *)o.data + t * o.token_stride + h * o.head_stride + column;
+        work->o_stride = o.token_stride;
+    }
 }
 
 static void kdai_store_outputs(const kdai_operator *op, const kdai_tile *tile, size_t token,
                                size_t n, size_t first, size_t rows, const kdai_work *work) {
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; work->o == work->o_block && i < n; i++)
         kdai_store(op->kernels, op->args->o, token + i, tile->head, tile->first + first, rows,
-                   work->o + i * KDAI_ROWS);
+                   work->o_block + i * KDAI_ROWS);
+}
+
+/* Four columns of a panel (to), padded rows of dim_k, and the rows themselves (work->rows). */
+static void kdai_rows_to_columns(const kdai_work *work, size_t panel, float *to) {
+    kdai_transpose4(work->rows, work->stride, work->stride, to, panel);
+}
+
+/* The same back: n rows of four floats to four rows of n. */
+static void kdai_columns_to_rows(const kdai_work *work, size_t panel, const float *from) {
+    for (size_t d = 0; d < work->stride; d += 4)
+        kdai_transpose4(from + d * panel, panel, 4, work->rows + d, work->stride);
 }
 
 /* The tile's rows as panels [dim_k][panel] of value channels, or back. Channels past the tile's
  * last, and key channels past dim_k, are zeros. */
 static void kdai_move_panels(const kdai_operator *op, const kdai_tile *tile, kdai_work *work,
                              int back) {
-    size_t panel = op->kernels->panel, size = work->stride * panel, dim = work->dim;
-    if (!back) memset(work->panels, 0, (tile->n + panel - 1) / panel * size * sizeof(float));
-    for (size_t row = 0; row < tile->n; row += 4) {
-        float *to = work->panels + row / panel * size + row % panel;
-        size_t rows = tile->n - row < 4 ? tile->n - row : 4;
-        if (!back) kdai_open_rows(op, tile, row, rows, work);
-        for (size_t d = 0; d < dim; d += 4)
-            if (rows == 4 && dim - d >= 4 && back)
-                kdai_transpose4(to + d * panel, panel, work->rows + d, work->stride);
-            else if (rows == 4 && dim - d >= 4)
-                kdai_transpose4(work->rows + d, work->stride, to + d * panel, panel);
-            else
-                for (size_t r = 0; r < rows; r++)
-                    for (size_t e = d; e < dim && e < d + 4; e++) {
-                        float *in_row = work->rows + r * work->stride + e, *in_panel = to + e * panel + r;
-                        *(back ? in_row : in_panel) = *(back ? in_panel : in_row);
-                    }
-        if (back) kdai_close_rows(op, tile, row, rows, work);
+    size_t panel = op->kernels->panel, size = work->stride * panel;
+    size_t padded = (tile->n + panel - 1) / panel * panel;
+    for (size_t row = 0; row < padded; row += 4) {
+        float *columns = work->panels + row / panel * size + row % panel;
+        size_t rows = row >= tile->n ? 0 : tile->n - row < 4 ? tile->n - row : 4;
+        if (back) {
+            kdai_columns_to_rows(work, panel, columns);
+            kdai_close_rows(op, tile, row, rows, work);
+        } else {
+            if (rows < 4) memset(work->rows, 0, 4 * work->stride * sizeof(float));
+            kdai_open_rows(op, tile, row, rows, work);
+            kdai_rows_to_columns(work, panel, columns);
+        }
+    }
+}
+
+/* Asks for one head's row of a token, which lies too far from the last for hardware to foresee. */
+static void kdai_prefetch_row(kda_input x, size_t token, size_t head, size_t first, size_t n) {
+#if defined(__GNUC__)
+    ptrdiff_t size = (ptrdiff_t)kdai_type_bytes(x.type);
+    ptrdiff_t at = (ptrdiff_t)token * x.token_stride + (ptrdiff_t)head * x.head_stride;
+    const unsigned char *row = (const unsigned char *)x.data + (at + (ptrdiff_t)first) * size;
+    for (size_t byte = 0; byte < n * (size_t)size; byte += 64) __builtin_prefetch(row + byte);
+#else
+    (void)x, (void)token, (void)head, (void)first, (void)n;
+#endif
+}
+
+static void kdai_prefetch_tokens(const kdai_operator *op, const kdai_tile *tile, size_t token,
+                                 size_t n) {
+    size_t qk_head = kdai_qk_head(op->desc, tile->head), dim = op->desc->dim_k;
+    for (size_t i = 0; i < n; i++) {
+        kdai_prefetch_row(op->args->q, token + i, qk_head, 0, dim);
+        kdai_prefetch_row(op->args->k, token + i, qk_head, 0, dim);
+        kdai_prefetch_row(op->args->g, token + i, tile->head, 0, dim);
+        kdai_prefetch_row(op->args->v, token + i, tile->head, tile->first, tile->n);
     }
 }
 
@@ -1732,9 +1807,11 @@ static void kdai_run_panels(const kdai_operator *op, const kdai_span *span, cons
         size_t token = span->token + done;
         kdai_prepare(op->kernels, op->desc, op->args, tile->head, token, n, work);
         op->kernels->chunk_prepare(work, n);
+        size_t left = span->n_tokens - done - n;
+        kdai_prefetch_tokens(op, tile, token + n, left < KDA_CHUNK ? left : KDA_CHUNK);
         for (size_t first = 0; first < tile->n; first += panel) {
             size_t rows = tile->n - first < panel ? tile->n - first : panel;
-            kdai_load_values(op, tile, token, n, first, rows, work);
+            kdai_point_at(op, tile, token, n, first, rows, rows == panel, work);
             op->kernels->chunk(work, n, op->desc->state_type == KDA_F16,
                                work->panels + first * work->stride);
             kdai_store_outputs(op, tile, token, n, first, rows, work);
@@ -1753,7 +1830,7 @@ static void kdai_run_tile(const kdai_operator *op, const kdai_span *span, const 
         if (span->chunked) op->kernels->chunk_prepare(work, n);
         for (size_t first = 0; first < tile->n; first += KDAI_ROWS) {
             size_t rows = tile->n - first < KDAI_ROWS ? tile->n - first : KDAI_ROWS;
-            kdai_load_values(op, tile, token, n, first, rows, work);
+            kdai_point_at(op, tile, token, n, first, rows, 1, work);
             kdai_run_rows(op, work, span->chunked, n, tile, first, rows);
             kdai_store_outputs(op, tile, token, n, first, rows, work);
             if (op->verify)
@@ -2461,7 +2538,7 @@ static kdai_conv_block kdai_conv_block_of(const kdai_conv_call *call, size_t ind
     const float *weight = call->weight + (block.head * call->dim + block.first) * width;
     size_t c = 0;
     for (; width == 4 && block.n - c >= 4; c += 4)
-        kdai_transpose4(weight + c * 4, 4, block.taps + c, block.padded);
+        kdai_transpose4(weight + c * 4, 4, 4, block.taps + c, block.padded);
     for (; c < block.n; c++)
         for (size_t i = 0; i < width; i++) block.taps[i * block.padded + c] = weight[c * width + i];
     return block;
@@ -3039,16 +3116,19 @@ static unsigned kdai_cpu_features(void) {
     return features;
 }
 
-/* Four rows of four floats to four columns, with what every x86-64 has. */
-static void kdai_transpose4(const float *from, size_t from_stride, float *to, size_t to_stride) {
-    __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + from_stride);
-    __m128 c = _mm_loadu_ps(from + 2 * from_stride), d = _mm_loadu_ps(from + 3 * from_stride);
-    __m128 ab_low = _mm_unpacklo_ps(a, b), ab_high = _mm_unpackhi_ps(a, b);
-    __m128 cd_low = _mm_unpacklo_ps(c, d), cd_high = _mm_unpackhi_ps(c, d);
-    _mm_storeu_ps(to, _mm_movelh_ps(ab_low, cd_low));
-    _mm_storeu_ps(to + to_stride, _mm_movehl_ps(cd_low, ab_low));
-    _mm_storeu_ps(to + 2 * to_stride, _mm_movelh_ps(ab_high, cd_high));
-    _mm_storeu_ps(to + 3 * to_stride, _mm_movehl_ps(cd_high, ab_high));
+/* With what every x86-64 has. */
+static void kdai_transpose4(const float *from, size_t from_stride, size_t n, float *to,
+                            size_t to_stride) {
+    for (size_t i = 0; i < n; i += 4, from += 4, to += 4 * to_stride) {
+        __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + from_stride);
+        __m128 c = _mm_loadu_ps(from + 2 * from_stride), d = _mm_loadu_ps(from + 3 * from_stride);
+        __m128 ab_low = _mm_unpacklo_ps(a, b), ab_high = _mm_unpackhi_ps(a, b);
+        __m128 cd_low = _mm_unpacklo_ps(c, d), cd_high = _mm_unpackhi_ps(c, d);
+        _mm_storeu_ps(to, _mm_movelh_ps(ab_low, cd_low));
+        _mm_storeu_ps(to + to_stride, _mm_movehl_ps(cd_low, ab_low));
+        _mm_storeu_ps(to + 2 * to_stride, _mm_movelh_ps(ab_high, cd_high));
+        _mm_storeu_ps(to + 3 * to_stride, _mm_movehl_ps(cd_high, ab_high));
+    }
 }
 
 /* ---- AVX2 with FMA and F16C ---- */
@@ -3081,6 +3161,13 @@ KDAI_AVX2 kdai_wide_avx2 kdai_read_avx2(const float *x) {
     y.a = _mm256_loadu_ps(x);
     y.b = _mm256_loadu_ps(x + 8);
     return y;
+}
+/* Keeps x in registers: compilers would rather read memory again, and loads are what runs out. */
+KDAI_AVX2 kdai_wide_avx2 kdai_hold_avx2(kdai_wide_avx2 x) {
+#if defined(__GNUC__)
+    __asm__("" : "+x"(x.a), "+x"(x.b));
+#endif
+    return x;
 }
 KDAI_AVX2 void kdai_write_avx2(float *to, kdai_wide_avx2 x) {
     _mm256_storeu_ps(to, x.a);
@@ -3186,6 +3273,12 @@ KDAI_AVX512 __m512 kdai_set_avx512(float x) {
 KDAI_AVX512 __m512 kdai_read_avx512(const float *x) {
     return _mm512_loadu_ps(x);
 }
+KDAI_AVX512 __m512 kdai_hold_avx512(__m512 x) {
+#if defined(__GNUC__)
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
 KDAI_AVX512 void kdai_write_avx512(float *to, __m512 x) {
     _mm512_storeu_ps(to, x);
 }
@@ -3262,13 +3355,18 @@ KDAI_AVX512 void kdai_write_bf16_avx512(uint16_t *to, __m512 x) {
 #if KDAI_NEON
 #include <arm_neon.h>
 
-static void kdai_transpose4(const float *from, size_t from_stride, float *to, size_t to_stride) {
-    float32x4x2_t ab = vtrnq_f32(vld1q_f32(from), vld1q_f32(from + from_stride));
-    float32x4x2_t cd = vtrnq_f32(vld1q_f32(from + 2 * from_stride), vld1q_f32(from + 3 * from_stride));
-    vst1q_f32(to, vcombine_f32(vget_low_f32(ab.val[0]), vget_low_f32(cd.val[0])));
-    vst1q_f32(to + to_stride, vcombine_f32(vget_low_f32(ab.val[1]), vget_low_f32(cd.val[1])));
-    vst1q_f32(to + 2 * to_stride, vcombine_f32(vget_high_f32(ab.val[0]), vget_high_f32(cd.val[0])));
-    vst1q_f32(to + 3 * to_stride, vcombine_f32(vget_high_f32(ab.val[1]), vget_high_f32(cd.val[1])));
+static void kdai_transpose4(const float *from, size_t from_stride, size_t n, float *to,
+                            size_t to_stride) {
+    for (size_t i = 0; i < n; i += 4, from += 4, to += 4 * to_stride) {
+        const float *c = from + 2 * from_stride;
+        float32x4x2_t ab = vtrnq_f32(vld1q_f32(from), vld1q_f32(from + from_stride));
+        float32x4x2_t cd = vtrnq_f32(vld1q_f32(c), vld1q_f32(c + from_stride));
+        for (size_t odd = 0; odd < 2; odd++) {
+            float32x4_t x = ab.val[odd], y = cd.val[odd];
+            vst1q_f32(to + odd * to_stride, vcombine_f32(vget_low_f32(x), vget_low_f32(y)));
+            vst1q_f32(to + (2 + odd) * to_stride, vcombine_f32(vget_high_f32(x), vget_high_f32(y)));
+        }
+    }
 }
 
 /* ---- NEON: every 64-bit ARM has it ---- */
@@ -3297,6 +3395,9 @@ KDAI_INLINE kdai_wide_neon kdai_read_neon(const float *x) {
     kdai_wide_neon y;
     KDAI_EACH4 y.val[i] = vld1q_f32(x + 4 * i);
     return y;
+}
+KDAI_INLINE kdai_wide_neon kdai_hold_neon(kdai_wide_neon x) {
+    return x; /* a load-store machine does so by itself */
 }
 KDAI_INLINE void kdai_write_neon(float *to, kdai_wide_neon x) {
     KDAI_EACH4 vst1q_f32(to + 4 * i, x.val[i]);
@@ -3370,9 +3471,10 @@ KDAI_INLINE void kdai_write_bf16_neon(uint16_t *to, kdai_wide_neon x) {
 #endif /* KDAI_NEON */
 
 #if !KDAI_X86 && !KDAI_NEON
-static void kdai_transpose4(const float *from, size_t from_stride, float *to, size_t to_stride) {
-    for (size_t i = 0; i < 4; i++)
-        for (size_t j = 0; j < 4; j++) to[j * to_stride + i] = from[i * from_stride + j];
+static void kdai_transpose4(const float *from, size_t from_stride, size_t n, float *to,
+                            size_t to_stride) {
+    for (size_t j = 0; j < n; j++)
+        for (size_t i = 0; i < 4; i++) to[j * to_stride + i] = from[i * from_stride + j];
 }
 #endif
 
@@ -3426,7 +3528,7 @@ static void kdai_transpose4(const float *from, size_t from_stride, float *to, si
 
 static const kdai_kernels kdai_kernels_scalar = {
     KDA_ISA_SCALAR,  0,             kdai_to_floats, kdai_from_floats, kdai_dot,
-    kdai_multiply,   kdai_gate_row, kdai_decay_row, kdai_gated_row,   kdai_conv_taps,
+    kdai_multiply,   kdai_gate_row, kdai_prepare_token, kdai_gated_row, kdai_conv_taps,
     kdai_update_row, kdai_recurrent, kdai_chunk_prepare, kdai_chunk_row,
 };
 
@@ -3598,31 +3700,54 @@ KDAI_KERNEL void KDAI_(multiply)(const float *x, float factor, size_t n, float *
         KDAI_(write)(y + i, KDAI_(mul)(KDAI_(read)(x + i), wide));
 }
 
-KDAI_KERNEL void KDAI_(gate)(const kda_desc *desc, float a, const float *bias, size_t n, float *g) {
-    KDAI_WIDE minus_a = KDAI_(set)(-a), plus_a = KDAI_(set)(a), bound = KDAI_(set)(desc->lower_bound);
-    for (size_t i = 0; i < n; i += KDAI_LANES) {
-        KDAI_WIDE x = KDAI_(read)(g + i);
-        if (desc->gate == KDA_GATE_LOG_DECAY) {
-            KDAI_(write)(g + i, KDAI_(min)(KDAI_(set)(0.0f), x));
-            continue;
-        }
-        x = KDAI_(add)(x, KDAI_(read)(bias + i));
-        if (desc->gate == KDA_GATE_SOFTPLUS)
-            x = KDAI_(mul)(minus_a, KDAI_(softplus)(x));
-        else
-            x = KDAI_(mul)(bound, KDAI_(sigmoid)(KDAI_(mul)(plus_a, x)));
-        KDAI_(write)(g + i, x);
-    }
+/* kdai_gate. */
+KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(log_decay)(const kda_desc *desc, KDAI_WIDE a, KDAI_WIDE bias,
+                                              KDAI_WIDE x) {
+    if (desc->gate == KDA_GATE_LOG_DECAY) return KDAI_(min)(KDAI_(set)(0.0f), x);
+    x = KDAI_(add)(x, bias);
+    if (desc->gate == KDA_GATE_SOFTPLUS)
+        return KDAI_(nfma)(a, KDAI_(softplus)(x), KDAI_(set)(-0.0f)); /* -(a softplus) */
+    return KDAI_(mul)(KDAI_(set)(desc->lower_bound), KDAI_(sigmoid)(KDAI_(mul)(a, x)));
 }
 
-KDAI_KERNEL void KDAI_(decay)(const float *k, const float *q, size_t n, float *decay,
-                              float *k_seen, float *q_seen) {
-    for (size_t i = 0; i < n; i += KDAI_LANES) {
-        KDAI_WIDE e = KDAI_(exp)(KDAI_(read)(decay + i));
-        KDAI_(write)(decay + i, e);
-        KDAI_(write)(k_seen + i, KDAI_(mul)(e, KDAI_(read)(k + i)));
-        KDAI_(write)(q_seen + i, KDAI_(mul)(e, KDAI_(read)(q + i)));
+KDAI_KERNEL void KDAI_(gate)(const kda_desc *desc, float a, const float *bias, size_t n, float *g) {
+    KDAI_WIDE wide = KDAI_(set)(a);
+    for (size_t i = 0; i < n; i += KDAI_LANES)
+        KDAI_(write)(g + i, KDAI_(log_decay)(desc, wide, KDAI_(read)(bias + i), KDAI_(read)(g + i)));
+}
+
+/* kdai_prepare_token. */
+KDAI_KERNEL void KDAI_(token)(const kdai_token *in, kdai_work *work, size_t i) {
+    size_t n = work->stride, at = i * n;
+    KDAI_WIDE q_factor = KDAI_(set)(1.0f), k_factor = q_factor, kq = KDAI_(set)(0.0f);
+    KDAI_WIDE scale = KDAI_(set)(in->scale), a = KDAI_(set)(in->a);
+    float sums[4];
+    if (in->desc->flags & KDA_L2_NORM_QK) {
+        KDAI_WIDE qq = kq, kk = kq;
+        for (size_t d = 0; d < n; d += KDAI_LANES) {
+            KDAI_WIDE q = KDAI_(read)(in->q + d), k = KDAI_(read)(in->k + d);
+            qq = KDAI_(fma)(q, q, qq);
+            kk = KDAI_(fma)(k, k, kk);
+        }
+        KDAI_(sum4)(qq, kk, qq, kk, sums);
+        q_factor = KDAI_(set)(kdai_inverse_norm(sums[0], in->desc->l2_eps));
+        k_factor = KDAI_(set)(kdai_inverse_norm(sums[1], in->desc->l2_eps));
     }
+    for (size_t d = 0; d < n; d += KDAI_LANES) {
+        KDAI_WIDE q = KDAI_(mul)(KDAI_(mul)(KDAI_(read)(in->q + d), q_factor), scale);
+        KDAI_WIDE k = KDAI_(mul)(KDAI_(read)(in->k + d), k_factor);
+        KDAI_WIDE g = KDAI_(log_decay)(in->desc, a, KDAI_(read)(work->bias + d),
+                                       KDAI_(read)(in->g + d));
+        KDAI_WIDE e = KDAI_(exp)(g);
+        KDAI_(write)(work->q + at + d, q);
+        KDAI_(write)(work->k + at + d, k);
+        KDAI_(write)(work->decay + at + d, e);
+        KDAI_(write)(work->k_seen + at + d, KDAI_(mul)(e, k));
+        KDAI_(write)(work->q_seen + at + d, KDAI_(mul)(e, q));
+        kq = KDAI_(fma)(k, q, kq);
+    }
+    KDAI_(sum4)(kq, kq, kq, kq, sums);
+    work->kq[i] = sums[0];
 }
 
 KDAI_KERNEL void KDAI_(gated)(const float *open, float inverse, const float *weight, size_t n,
@@ -3647,56 +3772,102 @@ KDAI_KERNEL void KDAI_(conv)(const float *taps, size_t width, int silu, size_t n
     }
 }
 
-/* s . k_seen and s . q_seen of two state rows: a0, a1, b0, b1. */
+/* The lanes of s . k_seen and s . q_seen of a state row. */
+KDAI_KERNEL_INLINE void KDAI_(read_row)(const float *k_seen, const float *q_seen, size_t n,
+                                        const float *s, KDAI_WIDE *a, KDAI_WIDE *b) {
+    *a = *b = KDAI_(set)(0.0f);
+    for (size_t d = 0; d < n; d += KDAI_LANES) {
+        KDAI_WIDE x = KDAI_(read)(s + d);
+        *a = KDAI_(fma)(x, KDAI_(read)(k_seen + d), *a);
+        *b = KDAI_(fma)(x, KDAI_(read)(q_seen + d), *b);
+    }
+}
+
+/* The same of two rows side by side, which shares the loads of k_seen and q_seen. */
 KDAI_KERNEL_INLINE void KDAI_(read_pair)(const float *k_seen, const float *q_seen, size_t n,
-                                         const float *s0, const float *s1, float sums[4]) {
+                                         float *const s[2], KDAI_WIDE a[2], KDAI_WIDE b[2]) {
+    const float *s0 = s[0], *s1 = s[1];
     KDAI_WIDE a0 = KDAI_(set)(0.0f), a1 = a0, b0 = a0, b1 = a0;
     for (size_t d = 0; d < n; d += KDAI_LANES) {
+        KDAI_WIDE k = KDAI_(hold)(KDAI_(read)(k_seen + d)), q = KDAI_(hold)(KDAI_(read)(q_seen + d));
         KDAI_WIDE x0 = KDAI_(read)(s0 + d), x1 = KDAI_(read)(s1 + d);
-        KDAI_WIDE k = KDAI_(read)(k_seen + d), q = KDAI_(read)(q_seen + d);
         a0 = KDAI_(fma)(x0, k, a0);
         a1 = KDAI_(fma)(x1, k, a1);
         b0 = KDAI_(fma)(x0, q, b0);
         b1 = KDAI_(fma)(x1, q, b1);
     }
-    KDAI_(sum4)(a0, a1, b0, b1, sums);
+    a[0] = a0, a[1] = a1, b[0] = b0, b[1] = b1;
 }
 
-/* kdai_update_row of two rows, which may be one and the same. */
-KDAI_KERNEL_INLINE void KDAI_(update_pair)(const float *decay, const float *k, size_t n, int in_f16,
-                                           float u0, float u1, float *s0, float *s1) {
-    KDAI_WIDE w0 = KDAI_(set)(u0), w1 = KDAI_(set)(u1);
+/* s . k_seen of four rows, then s . q_seen. The first token to read rows has them come from memory:
+ * row after row, the one stream in order that prefetchers follow best; later ones find them in the
+ * cache. */
+KDAI_KERNEL_INLINE void KDAI_(read_rows)(const float *k_seen, const float *q_seen, size_t n,
+                                         int first, float *const s[4], float sums[8]) {
+    KDAI_WIDE a[4], b[4];
+    if (first) {
+        KDAI_(read_row)(k_seen, q_seen, n, s[0], &a[0], &b[0]);
+        KDAI_(read_row)(k_seen, q_seen, n, s[1], &a[1], &b[1]);
+        KDAI_(read_row)(k_seen, q_seen, n, s[2], &a[2], &b[2]);
+        KDAI_(read_row)(k_seen, q_seen, n, s[3], &a[3], &b[3]);
+    } else {
+        KDAI_(read_pair)(k_seen, q_seen, n, s, a, b);
+        KDAI_(read_pair)(k_seen, q_seen, n, s + 2, a + 2, b + 2);
+    }
+    KDAI_(sum4)(a[0], a[1], a[2], a[3], sums);
+    KDAI_(sum4)(b[0], b[1], b[2], b[3], sums + 4);
+}
+
+/* kdai_update_row of four rows, some of which may be one and the same. */
+KDAI_KERNEL_INLINE void KDAI_(update_rows)(const float *decay, const float *k, size_t n, int in_f16,
+                                           const float u[4], float *const s[4]) {
+    KDAI_WIDE u0 = KDAI_(set)(u[0]), u1 = KDAI_(set)(u[1]);
+    KDAI_WIDE u2 = KDAI_(set)(u[2]), u3 = KDAI_(set)(u[3]);
+    float *s0 = s[0], *s1 = s[1], *s2 = s[2], *s3 = s[3];
     for (size_t d = 0; d < n; d += KDAI_LANES) {
-        KDAI_WIDE e = KDAI_(read)(decay + d), key = KDAI_(read)(k + d);
-        KDAI_WIDE x0 = KDAI_(mul)(KDAI_(read)(s0 + d), e), x1 = KDAI_(mul)(KDAI_(read)(s1 + d), e);
-        x0 = KDAI_(fma)(key, w0, x0);
-        x1 = KDAI_(fma)(key, w1, x1);
-        if (in_f16) x0 = KDAI_(round_f16)(x0), x1 = KDAI_(round_f16)(x1);
+        KDAI_WIDE e = KDAI_(hold)(KDAI_(read)(decay + d)), key = KDAI_(hold)(KDAI_(read)(k + d));
+        KDAI_WIDE x0 = KDAI_(fma)(key, u0, KDAI_(mul)(KDAI_(read)(s0 + d), e));
+        KDAI_WIDE x1 = KDAI_(fma)(key, u1, KDAI_(mul)(KDAI_(read)(s1 + d), e));
+        KDAI_WIDE x2 = KDAI_(fma)(key, u2, KDAI_(mul)(KDAI_(read)(s2 + d), e));
+        KDAI_WIDE x3 = KDAI_(fma)(key, u3, KDAI_(mul)(KDAI_(read)(s3 + d), e));
+        if (in_f16) {
+            x0 = KDAI_(round_f16)(x0), x1 = KDAI_(round_f16)(x1);
+            x2 = KDAI_(round_f16)(x2), x3 = KDAI_(round_f16)(x3);
+        }
         KDAI_(write)(s0 + d, x0);
         KDAI_(write)(s1 + d, x1);
+        KDAI_(write)(s2 + d, x2);
+        KDAI_(write)(s3 + d, x3);
     }
 }
 
 KDAI_KERNEL void KDAI_(update)(const float *decay, const float *k, float u, size_t n, int in_f16,
                                float *s) {
-    KDAI_(update_pair)(decay, k, n, in_f16, u, u, s, s);
+    float same_u[4] = {u, u, u, u}, *same[4] = {s, s, s, s};
+    KDAI_(update_rows)(decay, k, n, in_f16, same_u, same);
 }
 
 KDAI_KERNEL void KDAI_(recurrent)(const kdai_work *work, size_t n_tokens, int in_f16, float *s,
                                   size_t s_stride, size_t rows) {
     size_t n = work->stride;
-    for (size_t r = 0; r < rows; r += 2) {
-        size_t pair = r + 1 < rows ? r + 1 : r; /* a row left alone goes with itself */
-        float *s0 = s + r * s_stride, *s1 = s + pair * s_stride;
+    for (size_t first = 0; first < rows; first += 4) {
+        size_t row[4];
+        float *at[4];
+        for (size_t r = 0; r < 4; r++) { /* past the last row: that row again, to the same effect */
+            row[r] = first + r < rows ? first + r : rows - 1;
+            at[r] = s + row[r] * s_stride;
+        }
         for (size_t i = 0; i < n_tokens; i++) {
-            const float *v = work->v + i * KDAI_ROWS;
-            float *u = work->u + i * KDAI_ROWS, *o = work->o + i * KDAI_ROWS, sums[4];
-            KDAI_(read_pair)(work->k_seen + i * n, work->q_seen + i * n, n, s0, s1, sums);
-            u[r] = work->beta[i] * (v[r] - sums[0]);
-            u[pair] = work->beta[i] * (v[pair] - sums[1]);
-            o[r] = fmaf(work->kq[i], u[r], sums[2]);
-            o[pair] = fmaf(work->kq[i], u[pair], sums[3]);
-            KDAI_(update_pair)(work->decay + i * n, work->k + i * n, n, in_f16, u[r], u[pair], s0, s1);
+            const float *v = kdai_value_row(work, i);
+            const float *k_seen = work->k_seen + i * n, *q_seen = work->q_seen + i * n;
+            float *u = work->u + i * KDAI_ROWS, *o = kdai_output_row(work, i), sums[8], write[4];
+            KDAI_(read_rows)(k_seen, q_seen, n, i == 0, at, sums);
+            for (size_t r = 0; r < 4; r++) write[r] = work->beta[i] * (v[row[r]] - sums[r]);
+            for (size_t r = 0; r < 4; r++) {
+                u[row[r]] = write[r];
+                o[row[r]] = fmaf(work->kq[i], write[r], sums[4 + r]);
+            }
+            KDAI_(update_rows)(work->decay + i * n, work->k + i * n, n, in_f16, write, at);
         }
     }
 }
@@ -3800,29 +3971,44 @@ KDAI_KERNEL void KDAI_(panel_read)(const float *rows, size_t n_tokens, size_t di
 KDAI_KERNEL void KDAI_(panel_solve)(const kdai_work *work, size_t n_tokens) {
     for (size_t i = 0; i < n_tokens; i++) {
         float *u = work->u + i * KDAI_ROWS;
-        const float *v = work->v + i * KDAI_ROWS, *A = work->A + i * KDA_CHUNK;
+        const float *v = kdai_value_row(work, i), *A = work->A + i * KDA_CHUNK;
         KDAI_WIDE beta = KDAI_(set)(work->beta[i]), factor;
         KDAI_WIDE x = KDAI_(mul)(beta, KDAI_(sub)(KDAI_(read)(v), KDAI_(read)(u)));
         KDAI_BOTH(KDAI_WIDE y = KDAI_(mul)(beta, KDAI_(sub)(KDAI_(read)(v + KDAI_LANES),
                                                             KDAI_(read)(u + KDAI_LANES)));)
-        for (size_t j = 0; j < i; j++) {
+        KDAI_WIDE odd_x = KDAI_(set)(0.0f);
+        KDAI_BOTH(KDAI_WIDE odd_y = odd_x;)
+        for (size_t j = 0; j + 1 < i; j += 2) { /* two chains: each link waits for the one before */
             const float *past = work->u + j * KDAI_ROWS;
             factor = KDAI_(set)(A[j]);
             x = KDAI_(nfma)(factor, KDAI_(read)(past), x);
             KDAI_BOTH(y = KDAI_(nfma)(factor, KDAI_(read)(past + KDAI_LANES), y);)
+            factor = KDAI_(set)(A[j + 1]);
+            past += KDAI_ROWS;
+            odd_x = KDAI_(nfma)(factor, KDAI_(read)(past), odd_x);
+            KDAI_BOTH(odd_y = KDAI_(nfma)(factor, KDAI_(read)(past + KDAI_LANES), odd_y);)
         }
+        if (i % 2 == 1) {
+            const float *past = work->u + (i - 1) * KDAI_ROWS;
+            factor = KDAI_(set)(A[i - 1]);
+            odd_x = KDAI_(nfma)(factor, KDAI_(read)(past), odd_x);
+            KDAI_BOTH(odd_y = KDAI_(nfma)(factor, KDAI_(read)(past + KDAI_LANES), odd_y);)
+        }
+        x = KDAI_(add)(x, odd_x);
+        KDAI_BOTH(y = KDAI_(add)(y, odd_y);)
         KDAI_(write)(u, x);
         KDAI_BOTH(KDAI_(write)(u + KDAI_LANES, y);)
     }
 }
 
-/* o += P u. Row i reads u_j for j <= i only: what a later token holds, NaN say, stays with it. */
+/* o = S^T q_seen (in o_block) + P u. Row i reads u_j for j <= i only: what a later token holds, NaN
+ * say, stays with it. */
 KDAI_KERNEL void KDAI_(panel_output)(const kdai_work *work, size_t n_tokens) {
     for (size_t i = 0; i < n_tokens; i++) {
-        float *o = work->o + i * KDAI_ROWS;
-        const float *P = work->P + i * KDA_CHUNK;
-        KDAI_WIDE x = KDAI_(read)(o), factor;
-        KDAI_BOTH(KDAI_WIDE y = KDAI_(read)(o + KDAI_LANES);)
+        const float *read = work->o_block + i * KDAI_ROWS, *P = work->P + i * KDA_CHUNK;
+        float *o = kdai_output_row(work, i);
+        KDAI_WIDE x = KDAI_(read)(read), factor;
+        KDAI_BOTH(KDAI_WIDE y = KDAI_(read)(read + KDAI_LANES);)
         for (size_t j = 0; j <= i; j++) {
             const float *u = work->u + j * KDAI_ROWS;
             factor = KDAI_(set)(P[j]);
@@ -3858,7 +4044,7 @@ KDAI_KERNEL void KDAI_(panel_write)(const kdai_work *work, size_t n_tokens, int 
 
 KDAI_KERNEL void KDAI_(panel)(const kdai_work *work, size_t n_tokens, int in_f16, float *panel) {
     KDAI_(panel_read)(work->k_seen, n_tokens, work->stride, work->stride, panel, work->u);
-    KDAI_(panel_read)(work->q_seen, n_tokens, work->stride, work->stride, panel, work->o);
+    KDAI_(panel_read)(work->q_seen, n_tokens, work->stride, work->stride, panel, work->o_block);
     KDAI_(panel_solve)(work, n_tokens);
     KDAI_(panel_output)(work, n_tokens);
     KDAI_(panel_write)(work, n_tokens, in_f16, panel);
@@ -3866,7 +4052,7 @@ KDAI_KERNEL void KDAI_(panel)(const kdai_work *work, size_t n_tokens, int in_f16
 
 static const kdai_kernels KDAI_(kernels) = {
     KDAI_ISA, KDAI_PANEL, KDAI_(to_floats), KDAI_(from_floats), KDAI_(dot), KDAI_(multiply),
-    KDAI_(gate), KDAI_(decay), KDAI_(gated), KDAI_(conv), KDAI_(update), KDAI_(recurrent),
+    KDAI_(gate), KDAI_(token), KDAI_(gated), KDAI_(conv), KDAI_(update), KDAI_(recurrent),
     KDAI_(chunk_prepare), KDAI_(panel),
 };
 
