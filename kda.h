@@ -178,8 +178,8 @@ OPTIONS
 
 LIMITS
 
-    Any dim_k, dim_v >= 1, any number of heads; convolution widths 1 to 64. A log-decay above 0 reads
-    as 0, an A_log above 88 as 88. States of bf16 are refused: they are 8 times less exact than f16.
+    Any dim_k, dim_v >= 1, any number of heads; convolution widths 1 to 64. A log-decay above 0
+    reads as 0, an A_log above 88 as 88. States of bf16 are refused: they are 8 times less exact than f16.
 */
 #ifndef KDA_H
 #define KDA_H
@@ -211,33 +211,33 @@ extern "C" {
 
 typedef enum kda_result {
     KDA_OK = 0,
-    KDA_ERR_NULL,          /* a pointer that the call needs is null */
-    KDA_ERR_DIMS,          /* a dimension or head count is 0, or n_qk_heads does not divide n_heads */
-    KDA_ERR_SIZE,          /* a size or an extent is more than ptrdiff_t can hold in bytes */
-    KDA_ERR_GATE,          /* no gate, an unknown one, or A_log/dt_bias with a ready log-decay */
-    KDA_ERR_LOWER_BOUND,   /* bounded gate: not finite and below 0; another gate: not 0 */
-    KDA_ERR_BETA,          /* no beta form chosen, or an unknown one */
-    KDA_ERR_HEAD_MAP,      /* unknown head map */
-    KDA_ERR_FLAGS,         /* unknown flag bit */
-    KDA_ERR_NUMBER,        /* scale or eps is negative or not finite */
-    KDA_ERR_TYPE,          /* unknown element type, or one that a state cannot have */
-    KDA_ERR_ALIGN,         /* a pointer is not aligned to its element type */
-    KDA_ERR_STRIDE,        /* rows of an output overlap each other */
-    KDA_ERR_ALIAS,         /* two sequences of a batch share a state, window or journal */
-    KDA_ERR_ALGORITHM,     /* unknown algorithm, or one that the call cannot use */
-    KDA_ERR_SCRATCH,       /* scratch is null or smaller than its size function says */
-    KDA_ERR_WIDTH,         /* convolution width outside 1 .. KDA_CONV_MAX_WIDTH */
-    KDA_ERR_ACTIVATION,    /* no activation chosen, or an unknown one */
-    KDA_ERR_THREADS,       /* a parallel_for without a number of threads */
-    KDA_ERR_JOURNAL,       /* not a journal that a verify of this description wrote, or used up */
-    KDA_ERR_COUNT,         /* more tokens accepted than the journal holds */
-    KDA_ERR_BLOB,          /* the buffer does not begin like a saved state */
+    KDA_ERR_NULL,        /* a pointer that the call needs is null */
+    KDA_ERR_DIMS,        /* a dimension or head count is 0, or n_qk_heads does not divide n_heads */
+    KDA_ERR_SIZE,        /* a size or an extent is more than ptrdiff_t can hold in bytes */
+    KDA_ERR_GATE,        /* no gate, an unknown one, or A_log/dt_bias with a ready log-decay */
+    KDA_ERR_LOWER_BOUND, /* bounded gate: not finite and below 0; another gate: not 0 */
+    KDA_ERR_BETA,        /* no beta form chosen, or an unknown one */
+    KDA_ERR_HEAD_MAP,    /* unknown head map */
+    KDA_ERR_FLAGS,       /* unknown flag bit */
+    KDA_ERR_NUMBER,      /* scale or eps is negative or not finite */
+    KDA_ERR_TYPE,        /* unknown element type, or one that a state cannot have */
+    KDA_ERR_ALIGN,       /* a pointer is not aligned to its element type */
+    KDA_ERR_STRIDE,      /* rows of an output overlap each other */
+    KDA_ERR_ALIAS,       /* two sequences of a batch share a state, window or journal */
+    KDA_ERR_ALGORITHM,   /* unknown algorithm, or one that the call cannot use */
+    KDA_ERR_SCRATCH,     /* scratch is null or smaller than its size function says */
+    KDA_ERR_WIDTH,       /* convolution width outside 1 .. KDA_CONV_MAX_WIDTH */
+    KDA_ERR_ACTIVATION,  /* no activation chosen, or an unknown one */
+    KDA_ERR_THREADS,     /* a parallel_for without a number of threads */
+    KDA_ERR_JOURNAL,     /* not a journal that a verify of this description wrote, or used up */
+    KDA_ERR_COUNT,       /* more tokens accepted than the journal holds */
+    KDA_ERR_BLOB,        /* the buffer does not begin like a saved state */
     KDA_ERR_BLOB_VERSION,  /* saved by a version of the format that this one does not read */
     KDA_ERR_BLOB_SHORT,    /* the buffer is shorter than the saved state */
     KDA_ERR_BLOB_LONG,     /* the buffer is longer than the saved state */
     KDA_ERR_BLOB_ALTERED,  /* the checksum does not fit the contents */
     KDA_ERR_BLOB_MISMATCH, /* a sound saved state, but of another shape, type or window */
-    KDA_ERR_ISA            /* unknown instruction set, or not one that this machine and build have */
+    KDA_ERR_ISA /* unknown instruction set, or not one that this machine and build have */
 } kda_result;
 
 /* The spelling of a result, "KDA_ERR_DIMS"; "KDA_ERR_UNKNOWN" for a value that is none. */
@@ -262,7 +262,7 @@ typedef enum kda_head_map { KDA_HEADS_GROUPED = 0, KDA_HEADS_TILED = 1 } kda_hea
 typedef enum kda_type { KDA_F32 = 0, KDA_F16 = 1, KDA_BF16 = 2 } kda_type;
 
 typedef enum kda_algorithm {
-    KDA_AUTO = 0,      /* recurrent below 16 tokens of a sequence in the call, else chunked: where the
+    KDA_AUTO = 0, /* recurrent below 16 tokens of a sequence in the call, else chunked: where the
                           one began to win on every machine measured */
     KDA_RECURRENT = 1,
     KDA_CHUNKED = 2
@@ -341,7 +341,8 @@ static inline kda_output kda_out(void *data, kda_type type, ptrdiff_t token_stri
     return view;
 }
 
-static inline kda_input kda_in_f32(const float *data, ptrdiff_t token_stride, ptrdiff_t head_stride) {
+static inline kda_input kda_in_f32(const float *data, ptrdiff_t token_stride,
+                                   ptrdiff_t head_stride) {
     return kda_in(data, KDA_F32, token_stride, head_stride);
 }
 
@@ -383,7 +384,7 @@ typedef struct kda_run {
     size_t scratch_bytes;
     kda_parallel_for parallel_for; /* null: OpenMP if compiled with it, else the calling thread */
     void *user;                    /* handed to parallel_for */
-    size_t n_threads;              /* with parallel_for: how many may run, >= 1; with OpenMP: 0 means
+    size_t n_threads; /* with parallel_for: how many may run, >= 1; with OpenMP: 0 means
                                       as many as it would take; otherwise not used */
     kda_isa isa;
 } kda_run;
@@ -691,8 +692,8 @@ static float kdai_add_lanes(float *lane) {
     return lane[0];
 }
 
-/* Adds the products of n elements to a sum's lanes, element i to lane i % KDAI_LANES; a last block that
- * is short counts as padded with zeros, which turns a lane of -0 into +0. */
+/* Adds the products of n elements to a sum's lanes, element i to lane i % KDAI_LANES; a short last
+ * block counts as padded with zeros, which turns a lane of -0 into +0. */
 static void kdai_dot_lanes(const float *x, const float *y, size_t n, float *lane) {
     for (size_t i = 0; i < n; i += KDAI_LANES) {
         size_t some = n - i < KDAI_LANES ? n - i : KDAI_LANES;
@@ -729,7 +730,8 @@ static float kdai_exact_quotient(float numerator, float base, float z, float inv
 /* 1/(1+z) or z/(1+z) with z = exp(-|x|): no exponential of a positive number. */
 KDA_API float kda_sigmoid(float x) {
     float z = kdai_exp(-fabsf(x)), rest;
-    float quotient = kdai_exact_quotient(x >= 0.0f ? 1.0f : z, 1.0f, z, fmaf(-0.5f, z, 1.0f), &rest);
+    float quotient =
+        kdai_exact_quotient(x >= 0.0f ? 1.0f : z, 1.0f, z, fmaf(-0.5f, z, 1.0f), &rest);
     return quotient + rest;
 }
 
@@ -832,7 +834,8 @@ static const char *const kdai_results[][2] = {
     {"KDA_ERR_DIMS", "a dimension or head count is 0, or n_qk_heads does not divide n_heads"},
     {"KDA_ERR_SIZE", "a size or an extent is more bytes than can be addressed"},
     {"KDA_ERR_GATE", "no gate or an unknown one, or A_log or dt_bias with a ready log-decay"},
-    {"KDA_ERR_LOWER_BOUND", "lower_bound must be finite and below 0 if the gate is bounded, else 0"},
+    {"KDA_ERR_LOWER_BOUND",
+     "lower_bound must be finite and below 0 if the gate is bounded, else 0"},
     {"KDA_ERR_BETA", "no beta form or an unknown one is chosen"},
     {"KDA_ERR_HEAD_MAP", "the head map is unknown"},
     {"KDA_ERR_FLAGS", "an unknown flag bit is set"},
@@ -1190,7 +1193,7 @@ typedef struct kdai_work {
     float *bias;        /* [stride] dt_bias of the head, or zeros */
     float *beta;        /* [KDA_CHUNK] */
     float *kq;          /* [KDA_CHUNK] k . q of each token (recurrent) */
-    const float *v;     /* values and outputs of the columns at hand, a row for each token: in the */
+    const float *v; /* values and outputs of the columns at hand, a row for each token: in the */
     float *o;           /* tensors themselves, or in the blocks below if those are not float32 */
     ptrdiff_t v_stride, o_stride;
     float *u;                /* [KDA_CHUNK][KDAI_ROWS] corrections of the same columns */
@@ -1373,7 +1376,7 @@ static const float *kdai_padded_row(const kdai_kernels *kernels, kda_input x, si
     return spare;
 }
 
-/* Fills all of `work` but the values for n tokens of a head, as the recurrent algorithm wants it. */
+/* Fills all of `work` but the values for n tokens of a head, as the recurrent algorithm wants. */
 static void kdai_prepare(const kdai_kernels *kernels, const kda_desc *desc, const kda_args *args,
                          size_t head, size_t token, size_t n, kdai_work *work) {
     size_t dim = desc->dim_k, stride = work->stride, qk_head = kdai_qk_head(desc, head);
@@ -1567,7 +1570,8 @@ static kdai_journal_head kdai_journal_of_head(const kda_desc *desc, void *bytes,
     kdai_journal_head parts;
     kdai_journal header;
     memcpy(&header, bytes, sizeof header);
-    size_t keys = (size_t)header.capacity * desc->dim_k, values = (size_t)header.capacity * desc->dim_v;
+    size_t keys = (size_t)header.capacity * desc->dim_k,
+           values = (size_t)header.capacity * desc->dim_v;
     parts.decay = (float *)((unsigned char *)bytes + KDAI_JOURNAL_HEADER) +
                   head * (2 * keys + values);
     parts.k = parts.decay + keys;
@@ -1610,7 +1614,7 @@ static size_t kdai_row_bytes(const kda_desc *desc) {
     return desc->dim_k * kdai_type_bytes(desc->state_type);
 }
 
-/* State rows can be used where they are if they are floats in whole lanes, or lanes do not matter. */
+/* State rows are used where they are if they are floats in whole lanes, or lanes do not matter. */
 static int kdai_rows_in_place(const kdai_operator *op, const kdai_work *work) {
     return op->desc->state_type == KDA_F32 &&
            (work->dim == work->stride || op->kernels->isa == KDA_ISA_SCALAR);
@@ -1643,7 +1647,8 @@ static void kdai_apply(const kdai_operator *op, const kdai_work *work, size_t n,
         kdai_open_rows(op, tile, row, 1, work);
         for (size_t i = 0; i < n; i++)
             op->kernels->update(work->decay + i * work->stride, work->k + i * work->stride,
-                                u[i * op->desc->dim_v + tile->first + row], work->stride, in_f16, s);
+                                u[i * op->desc->dim_v + tile->first + row], work->stride, in_f16,
+                                s);
         kdai_close_rows(op, tile, row, 1, work);
     }
 }
@@ -1978,8 +1983,9 @@ static kda_result kdai_open_operator(const kda_desc *desc, const kda_args *args,
     op->args = args;
     result = kdai_check_states(desc, args->seqs, args->n_seqs, op->batch.sorted);
     if (result == KDA_OK && verify)
-        result = kdai_check_journals(args->seqs, args->n_seqs, KDAI_STATE, kda_journal_bytes(desc, 0),
-                                     kda_journal_bytes(desc, 1), op->batch.sorted);
+        result =
+            kdai_check_journals(args->seqs, args->n_seqs, KDAI_STATE, kda_journal_bytes(desc, 0),
+                                kda_journal_bytes(desc, 1), op->batch.sorted);
     return result;
 }
 
@@ -2229,14 +2235,15 @@ KDA_API kda_result kda_save(const kda_desc *desc, const kda_saved *saved, void *
                             size_t blob_bytes) {
     kda_result result = kdai_check_saved(desc, saved, blob);
     if (result != KDA_OK) return result;
-    size_t bytes = kda_save_bytes(desc, saved->window_bytes), size = kdai_type_bytes(desc->state_type);
+    size_t bytes = kda_save_bytes(desc, saved->window_bytes),
+           size = kdai_type_bytes(desc->state_type);
     if (blob_bytes < bytes) return KDA_ERR_BLOB_SHORT;
     if (blob_bytes > bytes) return KDA_ERR_BLOB_LONG;
     unsigned char *to = (unsigned char *)blob, *contents = to + KDAI_BLOB_HEADER;
     kdai_put_header(desc, saved, to);
     kdai_put_all(contents, saved->state, kda_state_bytes(desc) / size, size);
-    kdai_put_all(contents + kda_state_bytes(desc), saved->window, saved->window_bytes / sizeof(float),
-                 sizeof(float));
+    kdai_put_all(contents + kda_state_bytes(desc), saved->window,
+                 saved->window_bytes / sizeof(float), sizeof(float));
     kdai_put(to + 72, kdai_blob_checksum(to, bytes), 8);
     return KDA_OK;
 }
@@ -2249,7 +2256,8 @@ static kda_result kdai_check_blob(const unsigned char *blob, size_t bytes) {
     uint64_t total = kdai_get(blob + 16, 8);
     if (bytes < total) return KDA_ERR_BLOB_SHORT;
     if (bytes > total) return KDA_ERR_BLOB_LONG;
-    return kdai_get(blob + 72, 8) == kdai_blob_checksum(blob, bytes) ? KDA_OK : KDA_ERR_BLOB_ALTERED;
+    return kdai_get(blob + 72, 8) == kdai_blob_checksum(blob, bytes) ? KDA_OK
+                                                                     : KDA_ERR_BLOB_ALTERED;
 }
 
 KDA_API kda_result kda_load(const kda_desc *desc, kda_saved *saved, const void *blob,
@@ -2560,8 +2568,8 @@ static void kdai_conv_item(void *context, size_t item, size_t worker) {
     for (size_t t = 0; t < span->n_tokens; t++) {
         kdai_load(call->kernels, call->x, span->token + t, block.head, block.first, n, x);
         kdai_pad(x, n);
-        call->kernels->conv(block.taps, desc->width, desc->activation == KDA_ACTIVATION_SILU, padded,
-                            x, block.window, padded, y);
+        call->kernels->conv(block.taps, desc->width, desc->activation == KDA_ACTIVATION_SILU,
+                            padded, x, block.window, padded, y);
         if (past > 0) {
             memmove(block.window, block.window + padded, (past - 1) * padded * sizeof(float));
             memcpy(block.window + (past - 1) * padded, x, padded * sizeof(float));
@@ -2585,7 +2593,8 @@ static size_t kdai_carve_conv(const kda_conv_desc *desc, size_t n_seqs, const kd
     return arena.used;
 }
 
-KDA_API size_t kda_conv_scratch_bytes(const kda_conv_desc *desc, size_t n_seqs, const kda_run *run) {
+KDA_API size_t kda_conv_scratch_bytes(const kda_conv_desc *desc, size_t n_seqs,
+                                      const kda_run *run) {
     kdai_conv_call conv;
     if (kdai_check_conv_desc(desc) != KDA_OK || (run && kdai_check_run(run) != KDA_OK)) return 0;
     return kdai_carve_conv(desc, n_seqs, run, NULL, &conv);
@@ -2726,7 +2735,8 @@ static kda_result kdai_check_layer(const kda_layer_desc *layer) {
         result = kdai_check_floats(kdai_layer_taps(layer, i));
     if (result == KDA_OK) result = kdai_check_gate(&layer->op, layer->A_log, layer->dt_bias);
     if (result == KDA_OK) result = kdai_check_floats(layer->norm_weight);
-    if (result == KDA_OK && kdai_is_negative_or_not_finite(layer->norm_eps)) result = KDA_ERR_NUMBER;
+    if (result == KDA_OK && kdai_is_negative_or_not_finite(layer->norm_eps))
+        result = KDA_ERR_NUMBER;
     return result;
 }
 
@@ -2769,10 +2779,12 @@ static size_t kdai_carve_layer(const kda_layer_desc *layer, size_t n_seqs, const
         call->conv[i] = kdai_layer_conv(layer, i);
         call->window_at[i] = at;
         at += kda_conv_window_bytes(&call->conv[i]) / sizeof(float);
-        call->rows[i] = kdai_take_floats(&arena, kdai_product(KDAI_LAYER_ROWS, call->conv[i].channels));
+        call->rows[i] =
+            kdai_take_floats(&arena, kdai_product(KDAI_LAYER_ROWS, call->conv[i].channels));
     }
     call->pieces = (kdai_span *)kdai_take(&arena, KDAI_LAYER_ROWS, sizeof(kdai_span));
-    if (each != 0 && each < kdai_conv_each(layer->conv_width)) each = kdai_conv_each(layer->conv_width);
+    if (each != 0 && each < kdai_conv_each(layer->conv_width))
+        each = kdai_conv_each(layer->conv_width);
     kdai_take_batch(&arena, n_seqs, kdai_workers(run), each, &call->batch);
     return arena.used;
 }
@@ -2931,7 +2943,8 @@ static kda_result kdai_open_layer(const kda_layer_desc *layer, const kda_seq *se
     return result;
 }
 
-static void kdai_begin_layer_journals(kdai_layer_call *call, const kdai_span *spans, size_t n_spans) {
+static void kdai_begin_layer_journals(kdai_layer_call *call, const kdai_span *spans,
+                                      size_t n_spans) {
     kdai_begin_journals(&call->layer->op, KDAI_JOURNAL_OF_LAYER, spans, n_spans);
     for (size_t s = 0; s < n_spans; s++) {
         kdai_place_journals(call, spans[s].n_tokens);
@@ -3322,7 +3335,8 @@ KDAI_AVX512 __m512 kdai_scale_avx512(__m512 y, __m512 n) {
 }
 KDAI_AVX512 __m256 kdai_half_sum_avx512(__m512 x) { /* lanes 8 apart */
     __m512d wide = _mm512_castps_pd(x);
-    return _mm256_add_ps(_mm512_castps512_ps256(x), _mm256_castpd_ps(_mm512_extractf64x4_pd(wide, 1)));
+    return _mm256_add_ps(_mm512_castps512_ps256(x),
+                         _mm256_castpd_ps(_mm512_extractf64x4_pd(wide, 1)));
 }
 KDAI_AVX512 void kdai_sum4_avx512(__m512 w, __m512 x, __m512 y, __m512 z, float sums[4]) {
     kdai_sum8_avx2(kdai_half_sum_avx512(w), kdai_half_sum_avx512(x), kdai_half_sum_avx512(y),
@@ -3414,7 +3428,8 @@ KDAI_INLINE kdai_wide_neon kdai_minus_magnitude_neon(kdai_wide_neon x) {
     KDAI_EACH4 x.val[i] = vnegq_f32(vabsq_f32(x.val[i]));
     return x;
 }
-KDAI_INLINE kdai_wide_neon kdai_positive_neon(kdai_wide_neon x, kdai_wide_neon y, kdai_wide_neon z) {
+KDAI_INLINE kdai_wide_neon kdai_positive_neon(kdai_wide_neon x, kdai_wide_neon y,
+                                              kdai_wide_neon z) {
     KDAI_EACH4 z.val[i] = vbslq_f32(vcgtq_f32(x.val[i], vdupq_n_f32(0)), y.val[i], z.val[i]);
     return z;
 }
@@ -3713,7 +3728,8 @@ KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(log_decay)(const kda_desc *desc, KDAI_WIDE a,
 KDAI_KERNEL void KDAI_(gate)(const kda_desc *desc, float a, const float *bias, size_t n, float *g) {
     KDAI_WIDE wide = KDAI_(set)(a);
     for (size_t i = 0; i < n; i += KDAI_LANES)
-        KDAI_(write)(g + i, KDAI_(log_decay)(desc, wide, KDAI_(read)(bias + i), KDAI_(read)(g + i)));
+        KDAI_(write)
+        (g + i, KDAI_(log_decay)(desc, wide, KDAI_(read)(bias + i), KDAI_(read)(g + i)));
 }
 
 /* kdai_prepare_token. */
@@ -3765,7 +3781,8 @@ KDAI_KERNEL void KDAI_(conv)(const float *taps, size_t width, int silu, size_t n
     for (size_t c = 0; c < n; c += KDAI_LANES) {
         KDAI_WIDE sum = KDAI_(set)(0.0f);
         for (size_t i = 0; i + 1 < width; i++)
-            sum = KDAI_(fma)(KDAI_(read)(taps + i * n + c), KDAI_(read)(window + i * stride + c), sum);
+            sum = KDAI_(fma)(KDAI_(read)(taps + i * n + c), KDAI_(read)(window + i * stride + c),
+                             sum);
         sum = KDAI_(fma)(KDAI_(read)(taps + (width - 1) * n + c), KDAI_(read)(x + c), sum);
         if (silu) sum = KDAI_(mul)(sum, KDAI_(sigmoid)(sum));
         KDAI_(write)(y + c, sum);
@@ -3789,7 +3806,8 @@ KDAI_KERNEL_INLINE void KDAI_(read_pair)(const float *k_seen, const float *q_see
     const float *s0 = s[0], *s1 = s[1];
     KDAI_WIDE a0 = KDAI_(set)(0.0f), a1 = a0, b0 = a0, b1 = a0;
     for (size_t d = 0; d < n; d += KDAI_LANES) {
-        KDAI_WIDE k = KDAI_(hold)(KDAI_(read)(k_seen + d)), q = KDAI_(hold)(KDAI_(read)(q_seen + d));
+        KDAI_WIDE k = KDAI_(hold)(KDAI_(read)(k_seen + d)),
+                  q = KDAI_(hold)(KDAI_(read)(q_seen + d));
         KDAI_WIDE x0 = KDAI_(read)(s0 + d), x1 = KDAI_(read)(s1 + d);
         a0 = KDAI_(fma)(x0, k, a0);
         a1 = KDAI_(fma)(x1, k, a1);
@@ -3876,7 +3894,8 @@ KDAI_KERNEL void KDAI_(recurrent)(const kdai_work *work, size_t n_tokens, int in
 KDAI_KERNEL void KDAI_(chunk_scores)(kdai_work *work, size_t j, size_t n_tokens, float *left) {
     size_t n = work->stride;
     for (size_t i = j + 1; i < n_tokens; i += 2) {
-        size_t next = i + 1 < n_tokens ? i + 1 : i; /* a last one goes with itself, not decayed on */
+        size_t next =
+            i + 1 < n_tokens ? i + 1 : i; /* a last one goes with itself, not decayed on */
         const float *decay0 = work->decay + i * n, *decay1 = work->decay + next * n;
         const float *k0 = work->k + i * n, *k1 = work->k + next * n;
         const float *q0 = work->q + i * n, *q1 = work->q + next * n;
@@ -3910,8 +3929,10 @@ KDAI_KERNEL void KDAI_(chunk_prepare)(kdai_work *work, size_t n_tokens) {
         KDAI_WIDE total = KDAI_(set)(1.0f);
         for (size_t i = 0; i < n_tokens; i++) {
             total = KDAI_(mul)(total, KDAI_(read)(work->decay + i * n + d));
-            KDAI_(write)(work->k_seen + i * n + d, KDAI_(mul)(total, KDAI_(read)(work->k + i * n + d)));
-            KDAI_(write)(work->q_seen + i * n + d, KDAI_(mul)(total, KDAI_(read)(work->q + i * n + d)));
+            KDAI_(write)
+            (work->k_seen + i * n + d, KDAI_(mul)(total, KDAI_(read)(work->k + i * n + d)));
+            KDAI_(write)
+            (work->q_seen + i * n + d, KDAI_(mul)(total, KDAI_(read)(work->q + i * n + d)));
         }
         KDAI_(write)(work->total + d, total);
     }
@@ -3954,7 +3975,8 @@ KDAI_KERNEL void KDAI_(chunk_prepare)(kdai_work *work, size_t n_tokens) {
 KDAI_KERNEL void KDAI_(panel_read)(const float *rows, size_t n_tokens, size_t dim, size_t step,
                                    const float *panel, float *to) {
     const size_t to_stride = KDAI_ROWS;
-    for (size_t i = 0; i < n_tokens; i += KDAI_TALL, rows += KDAI_TALL * step, to += KDAI_TALL * to_stride) {
+    for (size_t i = 0; i < n_tokens;
+         i += KDAI_TALL, rows += KDAI_TALL * step, to += KDAI_TALL * to_stride) {
         KDAI_WIDE factor;
         KDAI_TALL_OF(KDAI_ZERO)
         for (size_t d = 0; d < dim; d++) {

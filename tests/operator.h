@@ -125,7 +125,8 @@ static inline kda_result problem_run(const problem *p, kda_algorithm algorithm, 
 }
 
 /* The whole problem from its start state; any call that fails is a failed check. */
-static inline void problem_solve(const problem *p, kda_algorithm algorithm, float *state, float *o) {
+static inline void problem_solve(const problem *p, kda_algorithm algorithm, float *state,
+                                 float *o) {
     memcpy(state, p->start, p->state_count * sizeof(float));
     CHECK(problem_run(p, algorithm, 0, p->tokens, state, o) == KDA_OK);
 }

@@ -259,7 +259,8 @@ static void clamps_at_legal_values(void) {
     check_numbers(&p, "g = 0");
     problem_free(&p);
     desc.beta = KDA_BETA_VALUE;
-    for (size_t i = 0; i < 4; i++) { /* nothing written: the state is what the decays leave, 1e-37 */
+    for (size_t i = 0; i < 4;
+         i++) { /* nothing written: the state is what the decays leave, 1e-37 */
         p = problem_new(&desc, lengths[i]);
         fill_gates(&p, gates[i]);
         for (size_t j = 0; j < lengths[i] * 2; j++) p.beta[j] = 0;
@@ -679,8 +680,8 @@ static void softplus_by_a_select(void) {
         p.A_log[0] = logs[a];
         memset(p.dt_bias, 0, N * sizeof(float));
         for (size_t i = 0; i < 20 * N; i++) p.g[i] = raws[i % N];
-        CHECK(kda_log_decay(&desc, 1, kda_in_f32(p.g, N, N), p.A_log, NULL, kda_out_f32(g, N, N), NULL) ==
-              KDA_OK);
+        CHECK(kda_log_decay(&desc, 1, kda_in_f32(p.g, N, N), p.A_log, NULL, kda_out_f32(g, N, N),
+                            NULL) == KDA_OK);
         for (size_t i = 0; i < N; i++) {
             double A = exp((double)logs[a]), want = -A * reference_softplus((double)raws[i]);
             /* softplus(-100) is subnormal in float32, to 2 units of 2^-149; and so may g be */

@@ -1,6 +1,6 @@
-/* Every instruction set that this machine has gives the bits of the plain C kernels in the recurrent
- * path, gates, norms and convolutions, and equals them up to rounding in the chunked path. Sets that
- * did not run are printed as skipped. */
+/* Every instruction set that this machine has gives the bits of the plain C kernels in the
+ * recurrent path, gates, norms and convolutions, and equals them up to rounding in the chunked
+ * path. Sets that did not run are printed as skipped. */
 #define KDA_IMPLEMENTATION
 #include "../kda.h"
 #include "operator.h"
@@ -118,7 +118,8 @@ static void check_case(const kda_desc *op, size_t width, size_t tokens, kda_isa 
 }
 
 static void check_isa(kda_isa isa) {
-    static const size_t dims[] = {1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 48, 60, 64, 100, 127, 128, 129, 192};
+    static const size_t dims[] = {1,  2,  3,  7,  15,  16,  17,  31,  32,
+                                  33, 48, 60, 64, 100, 127, 128, 129, 192};
     size_t n = sizeof dims / sizeof *dims;
     if (!kda_isa_is_available(isa)) {
         char why[64];

@@ -46,7 +46,8 @@ static void check_desc(const kda_desc *desc, size_t tokens, const char *what) {
 
 /* Dimensions that are and are not multiples of any vector width, independent of each other. */
 static void all_dimensions(void) {
-    static const size_t dims[] = {1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 48, 60, 64, 100, 127, 128, 129, 192, 256};
+    static const size_t dims[] = {1,  2,  3,  7,   15,  16,  17,  31,  32, 33,
+                                  48, 60, 64, 100, 127, 128, 129, 192, 256};
     size_t n = sizeof dims / sizeof *dims;
     char what[64];
     test_seed(1);

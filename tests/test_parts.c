@@ -81,12 +81,15 @@ static void check_conv(size_t channels, size_t width, size_t tokens) {
                 double sum = 0, size = 0;
                 for (size_t i = 0; i < width; i++) {
                     double w = (double)p.weight[c * width + i];
-                    double x = conv_input(&p, (ptrdiff_t)t - (ptrdiff_t)width + 1 + (ptrdiff_t)i, c);
+                    double x =
+                        conv_input(&p, (ptrdiff_t)t - (ptrdiff_t)width + 1 + (ptrdiff_t)i, c);
                     sum += w * x;
                     size += fabs(w * x);
                 }
-                double want = activation == KDA_ACTIVATION_SILU ? sum * reference_sigmoid(sum) : sum;
-                CHECK_AT_MOST("conv", fabs((double)y[t * channels + c] - want), 4e-7 * size + 1e-30);
+                double want =
+                    activation == KDA_ACTIVATION_SILU ? sum * reference_sigmoid(sum) : sum;
+                CHECK_AT_MOST("conv", fabs((double)y[t * channels + c] - want),
+                              4e-7 * size + 1e-30);
             }
         for (size_t i = 0; i + 1 < width; i++)
             for (size_t c = 0; c < channels; c++) {
@@ -223,7 +226,8 @@ static void norms_in_place_and_strided(void) {
     CHECK(kda_gated_norm(2, 2, 5, 1e-5f, weight, kda_in_f32(wide + 3, 40, 7),
                          kda_in_f32(wide + 20, 40, 7), kda_out_f32(y, 10, 5), NULL) == KDA_OK);
     CHECK(kda_gated_norm(2, 2, 5, 1e-5f, weight, kda_in_f32(wide + 3, 40, 7),
-                         kda_in_f32(wide + 20, 40, 7), kda_out_f32(wide + 3, 40, 7), NULL) == KDA_OK);
+                         kda_in_f32(wide + 20, 40, 7), kda_out_f32(wide + 3, 40, 7),
+                         NULL) == KDA_OK);
     for (size_t t = 0; t < 2; t++)
         for (size_t h = 0; h < 2; h++) {
             float *row = wide + t * 40 + 3 + h * 7;
@@ -231,9 +235,10 @@ static void norms_in_place_and_strided(void) {
             memcpy(copy + t * 40 + 3 + h * 7, row, 5 * sizeof(float));
         }
     CHECK(same_bits(wide, copy, 80)); /* nothing else was written */
-    CHECK(kda_l2_norm(2, 2, 5, 0, kda_in_f32(copy + 3, 40, 7), kda_out_f32(y, 10, 5), NULL) == KDA_OK);
-    CHECK(kda_l2_norm(2, 2, 5, 0, kda_in_f32(copy + 3, 40, 7), kda_out_f32(copy + 3, 40, 7), NULL) ==
+    CHECK(kda_l2_norm(2, 2, 5, 0, kda_in_f32(copy + 3, 40, 7), kda_out_f32(y, 10, 5), NULL) ==
           KDA_OK);
+    CHECK(kda_l2_norm(2, 2, 5, 0, kda_in_f32(copy + 3, 40, 7), kda_out_f32(copy + 3, 40, 7),
+                      NULL) == KDA_OK);
     for (size_t t = 0; t < 2; t++)
         for (size_t h = 0; h < 2; h++)
             CHECK(same_bits(copy + t * 40 + 3 + h * 7, y + (t * 2 + h) * 5, 5));

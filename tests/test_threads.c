@@ -56,7 +56,8 @@ static void real_threads(void *user, size_t n, kda_task task, void *context) {
     for (size_t i = 0; i < n; i++) pthread_join(thread[i], NULL);
 }
 
-static const kda_parallel_for hooks[] = {in_order, backwards, only_the_last, none_at_all, real_threads};
+static const kda_parallel_for hooks[] = {in_order, backwards, only_the_last, none_at_all,
+                                         real_threads};
 enum { HOOKS = 5 };
 
 /* ---- The operator ---- */

@@ -1,4 +1,4 @@
-/* The 16-bit element types: conversions over all patterns, tensors of each type, and the f16 state. */
+/* The 16-bit element types: conversions over all patterns, tensors of each type, the f16 state. */
 #define KDA_IMPLEMENTATION
 #include "../kda.h"
 #include "operator.h"
@@ -12,7 +12,8 @@ static double value_of(unsigned bits, int exponent_bits, int fraction_bits) {
     unsigned exponent = bits >> fraction_bits & ((1u << exponent_bits) - 1u);
     int bias = (1 << (exponent_bits - 1)) - 1;
     double sign = bits >> 15 ? -1 : 1;
-    if (exponent == (1u << exponent_bits) - 1u) return fraction ? (double)NAN : sign * (double)INFINITY;
+    if (exponent == (1u << exponent_bits) - 1u)
+        return fraction ? (double)NAN : sign * (double)INFINITY;
     if (exponent == 0) return sign * ldexp(fraction, 1 - bias - fraction_bits);
     return sign * ldexp(fraction + (1u << fraction_bits), (int)exponent - bias - fraction_bits);
 }
@@ -28,7 +29,8 @@ static void every_16_bit_pattern_to_float_and_back(void) {
         CHECK_MSG(same_value(bf16, value_of(bits, 8, 7)), "bf16 %04x: %a", bits, (double)bf16);
         unsigned quiet_f16 = isnan(f16) ? bits | 0x200u : bits;
         unsigned quiet_bf16 = isnan(bf16) ? bits | 0x40u : bits;
-        CHECK_MSG(kda_to_f16(f16) == quiet_f16, "f16 %04x comes back as %04x", bits, kda_to_f16(f16));
+        CHECK_MSG(kda_to_f16(f16) == quiet_f16, "f16 %04x comes back as %04x", bits,
+                  kda_to_f16(f16));
         CHECK_MSG(kda_to_bf16(bf16) == quiet_bf16, "bf16 %04x comes back", bits);
     }
 }
@@ -126,13 +128,16 @@ static void parts_in_16_bits(void) {
     uint16_t y[30];
     test_seed(2);
     test_fill_normal(x, 30), test_fill_normal(gate, 30), test_fill_normal(weight, 5);
-    uint16_t *x16 = (uint16_t *)typed(x, 30, KDA_F16), *gate16 = (uint16_t *)typed(gate, 30, KDA_BF16);
+    uint16_t *x16 = (uint16_t *)typed(x, 30, KDA_F16),
+             *gate16 = (uint16_t *)typed(gate, 30, KDA_BF16);
     CHECK(kda_gated_norm(2, 3, 5, 1e-5f, weight, kda_in(x16, KDA_F16, 15, 5),
-                         kda_in(gate16, KDA_BF16, 15, 5), kda_out(y, KDA_BF16, 15, 5), NULL) == KDA_OK);
+                         kda_in(gate16, KDA_BF16, 15, 5), kda_out(y, KDA_BF16, 15, 5),
+                         NULL) == KDA_OK);
     CHECK(kda_gated_norm(2, 3, 5, 1e-5f, weight, kda_in_f32(x, 15, 5), kda_in_f32(gate, 15, 5),
                          kda_out_f32(want, 15, 5), NULL) == KDA_OK);
     for (size_t i = 0; i < 30; i++) CHECK(y[i] == kda_to_bf16(want[i]));
-    CHECK(kda_l2_norm(2, 3, 5, 0, kda_in(x16, KDA_F16, 15, 5), kda_out(x16, KDA_F16, 15, 5), NULL) == KDA_OK);
+    CHECK(kda_l2_norm(2, 3, 5, 0, kda_in(x16, KDA_F16, 15, 5), kda_out(x16, KDA_F16, 15, 5),
+                      NULL) == KDA_OK);
     CHECK(kda_l2_norm(2, 3, 5, 0, kda_in_f32(x, 15, 5), kda_out_f32(want, 15, 5), NULL) == KDA_OK);
     for (size_t i = 0; i < 30; i++) CHECK(x16[i] == kda_to_f16(want[i]));
     free(x16), free(gate16);
