@@ -13,12 +13,12 @@ BUILD   ?= build
 WARNINGS := -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wdouble-promotion -Wcast-qual
 C_FLAGS  := -std=c11 -D_POSIX_C_SOURCE=200809L $(WARNINGS) -Wstrict-prototypes $(CFLAGS)
 
-HEADERS  := $(wildcard *.h examples/*.h tests/*.h)
+HEADERS  := $(wildcard *.h examples/*.h tests/*.h bench/*.h)
 PROGRAMS := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
 CXX_FLAGS := -std=c++17 -D_POSIX_C_SOURCE=200809L $(WARNINGS) $(CFLAGS)
 TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
 
-.PHONY: all help demo test engine clean
+.PHONY: all help demo test engine bench bench-quick clean
 
 all: $(PROGRAMS)  ## build the programs (default)
 
@@ -34,11 +34,25 @@ test: $(PROGRAMS) $(TESTS)  ## build and run every test
 engine: $(BUILD)/engine  ## build and run the C++ serving example
 	$(BUILD)/engine
 
+BENCHES := $(patsubst bench/%.c,$(BUILD)/%,$(wildcard bench/*.c))
+
+bench: $(BENCHES)  ## measure kernels against this machine's limits: a table, and CSV in build/
+	$(BUILD)/bench_kda --csv $(BUILD)/bench_kda.csv
+	$(BUILD)/bench_attnres --csv $(BUILD)/bench_attnres.csv
+
+bench-quick: $(BENCHES)  ## the same with fewer repetitions, within 50 seconds
+	$(BUILD)/bench_kda --quick --csv $(BUILD)/bench_kda.csv
+	$(BUILD)/bench_attnres --quick --csv $(BUILD)/bench_attnres.csv
+
 # Each test is a program of one file, but for the one that is about several.
 $(BUILD)/tests/test_header: tests/header_second.c tests/header_static.c
 $(BUILD)/tests/%: tests/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
 	$(CC) $(C_FLAGS) $(filter %.c,$^) -o $@ -lm -pthread
+
+$(BUILD)/%: bench/%.c $(HEADERS) Makefile
+	@mkdir -p $(@D)
+	$(CC) $(C_FLAGS) $< -o $@ -lm -pthread
 
 $(BUILD)/%: examples/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)

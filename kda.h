@@ -1265,7 +1265,7 @@ typedef struct kdai_kernels {
     void (*conv)(const float *taps, size_t width, int silu, size_t n, const float *x,
                  const float *window, size_t stride, float *y);
     void (*update)(const float *decay, const float *k, float u, size_t n, int in_f16, float *s);
-    void (*recurrent)(const kdai_work *work, size_t n_tokens, int in_f16, float *s, size_t s_stride,
+    void (*recurrent)(const kdai_work *work, size_t n_tokens, int in_f16, void *s, size_t s_stride,
                       size_t rows);
     void (*chunk_prepare)(kdai_work *work, size_t n_tokens);
     void (*chunk)(const kdai_work *work, size_t n_tokens, int in_f16, float *s);
@@ -1415,23 +1415,33 @@ static float *kdai_output_row(const kdai_work *work, size_t i) {
     return work->o + (ptrdiff_t)i * work->o_stride;
 }
 
-/* State rows s (s_stride apart) through n tokens of a prepared block: row r with column r of
- * work->v, u and o.
+/* One state row through n tokens of a prepared block, with column r of values and outputs. */
+static void kdai_recurrent_row(const kdai_work *work, size_t n_tokens, int in_f16, float *s,
+                               size_t r) {
+    size_t dim = work->dim;
+    for (size_t i = 0; i < n_tokens; i++) {
+        size_t row = i * work->stride;
+        float a = kdai_dot(s, work->k_seen + row, dim);
+        float b = kdai_dot(s, work->q_seen + row, dim);
+        float u = work->beta[i] * (kdai_value_row(work, i)[r] - a);
+        work->u[i * KDAI_ROWS + r] = u;
+        kdai_output_row(work, i)[r] = fmaf(work->kq[i], u, b);
+        kdai_update_row(work->decay + row, work->k + row, u, dim, in_f16, s);
+    }
+}
+
+/* State rows s of float or f16, s_stride elements apart, row r with column r.
  * Rows do not depend on each other, so walking a row through all tokens gives the bits of walking
  * all rows through each token, while the row stays in the cache. */
-static void kdai_recurrent(const kdai_work *work, size_t n_tokens, int in_f16, float *s,
+static void kdai_recurrent(const kdai_work *work, size_t n_tokens, int in_f16, void *s,
                            size_t s_stride, size_t rows) {
-    size_t dim = work->dim;
-    for (size_t r = 0; r < rows; r++, s += s_stride)
-        for (size_t i = 0; i < n_tokens; i++) {
-            size_t row = i * work->stride;
-            float a = kdai_dot(s, work->k_seen + row, dim);
-            float b = kdai_dot(s, work->q_seen + row, dim);
-            float u = work->beta[i] * (kdai_value_row(work, i)[r] - a);
-            work->u[i * KDAI_ROWS + r] = u;
-            kdai_output_row(work, i)[r] = fmaf(work->kq[i], u, b);
-            kdai_update_row(work->decay + row, work->k + row, u, dim, in_f16, s);
-        }
+    for (size_t r = 0; r < rows; r++) {
+        uint16_t *half = (uint16_t *)s + r * s_stride;
+        float *row = in_f16 ? work->rows : (float *)s + r * s_stride;
+        if (in_f16) kdai_to_floats(half, KDA_F16, work->dim, row);
+        kdai_recurrent_row(work, n_tokens, in_f16, row, r);
+        if (in_f16) kdai_from_floats(row, KDA_F16, work->dim, half);
+    }
 }
 
 /* ==== 13. The chunked algorithm ===============================================================
@@ -1614,10 +1624,24 @@ static size_t kdai_row_bytes(const kda_desc *desc) {
     return desc->dim_k * kdai_type_bytes(desc->state_type);
 }
 
-/* State rows are used where they are if they are floats in whole lanes, or lanes do not matter. */
+/* State rows are used where they are if they are whole lanes, or lanes do not matter. */
 static int kdai_rows_in_place(const kdai_operator *op, const kdai_work *work) {
-    return op->desc->state_type == KDA_F32 &&
-           (work->dim == work->stride || op->kernels->isa == KDA_ISA_SCALAR);
+    return work->dim == work->stride || op->kernels->isa == KDA_ISA_SCALAR;
+}
+
+/* Up to four rows of a tile as they are, padded, to work->rows, or back to the tile. */
+static void kdai_borrow_rows(const kdai_operator *op, const kdai_tile *tile, size_t first, size_t n,
+                             const kdai_work *work, int back) {
+    size_t size = kdai_type_bytes(op->desc->state_type), bytes = kdai_row_bytes(op->desc);
+    for (size_t r = 0; r < n; r++) {
+        unsigned char *padded = (unsigned char *)work->rows + r * work->stride * size;
+        unsigned char *row = tile->state + (first + r) * bytes;
+        if (back)
+            memcpy(row, padded, bytes);
+        else
+            memcpy(padded, row, bytes);
+        if (!back) memset(padded + bytes, 0, work->stride * size - bytes);
+    }
 }
 
 /* Rows first .. first + n - 1 of a tile as floats, padded, and back. */
@@ -1695,23 +1719,29 @@ static kdai_work kdai_from_column(const kdai_work *work, size_t column) {
 }
 
 /* Rows first .. first + rows - 1 of a tile through a prepared block of n tokens. */
-static void kdai_run_rows(const kdai_operator *op, const kdai_work *work, int chunked, size_t n,
-                          const kdai_tile *tile, size_t first, size_t rows) {
+static void kdai_run_recurrent(const kdai_operator *op, const kdai_work *work, size_t n,
+                               const kdai_tile *tile, size_t first, size_t rows) {
     int in_place = kdai_rows_in_place(op, work), in_f16 = op->desc->state_type == KDA_F16;
-    size_t step = chunked ? 1 : in_place ? rows : 4;
+    size_t step = in_place ? rows : 4;
     for (size_t r = 0; r < rows; r += step) {
         size_t some = rows - r < step ? rows - r : step;
         kdai_work part = kdai_from_column(work, r);
-        float *s = (float *)(void *)(tile->state + (first + r) * kdai_row_bytes(op->desc));
-        if (!in_place) {
-            kdai_open_rows(op, tile, first + r, some, work);
-            s = work->rows;
-        }
-        if (chunked)
-            op->kernels->chunk(&part, n, in_f16, s);
-        else
-            op->kernels->recurrent(&part, n, in_f16, s, in_place ? work->dim : work->stride, some);
-        if (!in_place) kdai_close_rows(op, tile, first + r, some, work);
+        void *s = tile->state + (first + r) * kdai_row_bytes(op->desc);
+        if (!in_place) kdai_borrow_rows(op, tile, first + r, some, work, 0);
+        op->kernels->recurrent(&part, n, in_f16, in_place ? s : work->rows,
+                               in_place ? work->dim : work->stride, some);
+        if (!in_place) kdai_borrow_rows(op, tile, first + r, some, work, 1);
+    }
+}
+
+/* The same through a prepared chunk, by kernels that take it row by row. */
+static void kdai_run_chunk_rows(const kdai_operator *op, const kdai_work *work, size_t n,
+                                const kdai_tile *tile, size_t first, size_t rows) {
+    for (size_t r = 0; r < rows; r++) {
+        kdai_work part = kdai_from_column(work, r);
+        kdai_open_rows(op, tile, first + r, 1, work);
+        op->kernels->chunk(&part, n, op->desc->state_type == KDA_F16, work->rows);
+        kdai_close_rows(op, tile, first + r, 1, work);
     }
 }
 
@@ -1836,7 +1866,10 @@ static void kdai_run_tile(const kdai_operator *op, const kdai_span *span, const 
         for (size_t first = 0; first < tile->n; first += KDAI_ROWS) {
             size_t rows = tile->n - first < KDAI_ROWS ? tile->n - first : KDAI_ROWS;
             kdai_point_at(op, tile, token, n, first, rows, 1, work);
-            kdai_run_rows(op, work, span->chunked, n, tile, first, rows);
+            if (span->chunked)
+                kdai_run_chunk_rows(op, work, n, tile, first, rows);
+            else
+                kdai_run_recurrent(op, work, n, tile, first, rows);
             kdai_store_outputs(op, tile, token, n, first, rows, work);
             if (op->verify)
                 kdai_record(op->desc, work, span->seq->journal, span->done + done, n, tile, first,
@@ -3076,6 +3109,14 @@ KDA_API kda_result kda_layer_commit(const kda_layer_desc *layer, const kda_seq *
 #define KDAI_TARGET(features) __attribute__((target(features)))
 #endif
 
+/* GCC's headers for AVX-512 begin with values that are set to themselves, and in C++ GCC warns of
+ * that wherever they are inlined (GCC bug 105593). */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 #if KDAI_X86
 #include <immintrin.h>
 #if defined(__GNUC__)
@@ -3541,6 +3582,10 @@ static void kdai_transpose4(const float *from, size_t from_stride, size_t n, flo
 #undef KDAI_BROAD
 #endif
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+
 static const kdai_kernels kdai_kernels_scalar = {
     KDA_ISA_SCALAR,  0,             kdai_to_floats, kdai_from_floats, kdai_dot,
     kdai_multiply,   kdai_gate_row, kdai_prepare_token, kdai_gated_row, kdai_conv_taps,
@@ -3789,26 +3834,39 @@ KDAI_KERNEL void KDAI_(conv)(const float *taps, size_t width, int silu, size_t n
     }
 }
 
+/* A wide value of a state row of float or f16. in_f16 is a constant wherever these are inlined. */
+KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(read_state)(const void *s, size_t d, int in_f16) {
+    return in_f16 ? KDAI_(read_f16)((const uint16_t *)s + d) : KDAI_(read)((const float *)s + d);
+}
+
+KDAI_KERNEL_INLINE void KDAI_(write_state)(void *s, size_t d, int in_f16, KDAI_WIDE x) {
+    if (in_f16)
+        KDAI_(write_f16)((uint16_t *)s + d, x);
+    else
+        KDAI_(write)((float *)s + d, x);
+}
+
 /* The lanes of s . k_seen and s . q_seen of a state row. */
 KDAI_KERNEL_INLINE void KDAI_(read_row)(const float *k_seen, const float *q_seen, size_t n,
-                                        const float *s, KDAI_WIDE *a, KDAI_WIDE *b) {
-    *a = *b = KDAI_(set)(0.0f);
+                                        int in_f16, const void *s, KDAI_WIDE *a, KDAI_WIDE *b) {
+    KDAI_WIDE a0 = KDAI_(set)(0.0f), b0 = a0;
     for (size_t d = 0; d < n; d += KDAI_LANES) {
-        KDAI_WIDE x = KDAI_(read)(s + d);
-        *a = KDAI_(fma)(x, KDAI_(read)(k_seen + d), *a);
-        *b = KDAI_(fma)(x, KDAI_(read)(q_seen + d), *b);
+        KDAI_WIDE x = KDAI_(read_state)(s, d, in_f16);
+        a0 = KDAI_(fma)(x, KDAI_(read)(k_seen + d), a0);
+        b0 = KDAI_(fma)(x, KDAI_(read)(q_seen + d), b0);
     }
+    *a = a0, *b = b0;
 }
 
 /* The same of two rows side by side, which shares the loads of k_seen and q_seen. */
 KDAI_KERNEL_INLINE void KDAI_(read_pair)(const float *k_seen, const float *q_seen, size_t n,
-                                         float *const s[2], KDAI_WIDE a[2], KDAI_WIDE b[2]) {
-    const float *s0 = s[0], *s1 = s[1];
+                                         int in_f16, void *const s[2], KDAI_WIDE a[2],
+                                         KDAI_WIDE b[2]) {
     KDAI_WIDE a0 = KDAI_(set)(0.0f), a1 = a0, b0 = a0, b1 = a0;
     for (size_t d = 0; d < n; d += KDAI_LANES) {
-        KDAI_WIDE k = KDAI_(hold)(KDAI_(read)(k_seen + d)),
-                  q = KDAI_(hold)(KDAI_(read)(q_seen + d));
-        KDAI_WIDE x0 = KDAI_(read)(s0 + d), x1 = KDAI_(read)(s1 + d);
+        KDAI_WIDE k = KDAI_(hold)(KDAI_(read)(k_seen + d));
+        KDAI_WIDE q = KDAI_(hold)(KDAI_(read)(q_seen + d));
+        KDAI_WIDE x0 = KDAI_(read_state)(s[0], d, in_f16), x1 = KDAI_(read_state)(s[1], d, in_f16);
         a0 = KDAI_(fma)(x0, k, a0);
         a1 = KDAI_(fma)(x1, k, a1);
         b0 = KDAI_(fma)(x0, q, b0);
@@ -3821,16 +3879,16 @@ KDAI_KERNEL_INLINE void KDAI_(read_pair)(const float *k_seen, const float *q_see
  * row after row, the one stream in order that prefetchers follow best; later ones find them in the
  * cache. */
 KDAI_KERNEL_INLINE void KDAI_(read_rows)(const float *k_seen, const float *q_seen, size_t n,
-                                         int first, float *const s[4], float sums[8]) {
+                                         int in_f16, int first, void *const s[4], float sums[8]) {
     KDAI_WIDE a[4], b[4];
     if (first) {
-        KDAI_(read_row)(k_seen, q_seen, n, s[0], &a[0], &b[0]);
-        KDAI_(read_row)(k_seen, q_seen, n, s[1], &a[1], &b[1]);
-        KDAI_(read_row)(k_seen, q_seen, n, s[2], &a[2], &b[2]);
-        KDAI_(read_row)(k_seen, q_seen, n, s[3], &a[3], &b[3]);
+        KDAI_(read_row)(k_seen, q_seen, n, in_f16, s[0], &a[0], &b[0]);
+        KDAI_(read_row)(k_seen, q_seen, n, in_f16, s[1], &a[1], &b[1]);
+        KDAI_(read_row)(k_seen, q_seen, n, in_f16, s[2], &a[2], &b[2]);
+        KDAI_(read_row)(k_seen, q_seen, n, in_f16, s[3], &a[3], &b[3]);
     } else {
-        KDAI_(read_pair)(k_seen, q_seen, n, s, a, b);
-        KDAI_(read_pair)(k_seen, q_seen, n, s + 2, a + 2, b + 2);
+        KDAI_(read_pair)(k_seen, q_seen, n, in_f16, s, a, b);
+        KDAI_(read_pair)(k_seen, q_seen, n, in_f16, s + 2, a + 2, b + 2);
     }
     KDAI_(sum4)(a[0], a[1], a[2], a[3], sums);
     KDAI_(sum4)(b[0], b[1], b[2], b[3], sums + 4);
@@ -3838,48 +3896,49 @@ KDAI_KERNEL_INLINE void KDAI_(read_rows)(const float *k_seen, const float *q_see
 
 /* kdai_update_row of four rows, some of which may be one and the same. */
 KDAI_KERNEL_INLINE void KDAI_(update_rows)(const float *decay, const float *k, size_t n, int in_f16,
-                                           const float u[4], float *const s[4]) {
+                                           const float u[4], void *const s[4]) {
     KDAI_WIDE u0 = KDAI_(set)(u[0]), u1 = KDAI_(set)(u[1]);
     KDAI_WIDE u2 = KDAI_(set)(u[2]), u3 = KDAI_(set)(u[3]);
-    float *s0 = s[0], *s1 = s[1], *s2 = s[2], *s3 = s[3];
+    void *s0 = s[0], *s1 = s[1], *s2 = s[2], *s3 = s[3];
     for (size_t d = 0; d < n; d += KDAI_LANES) {
         KDAI_WIDE e = KDAI_(hold)(KDAI_(read)(decay + d)), key = KDAI_(hold)(KDAI_(read)(k + d));
-        KDAI_WIDE x0 = KDAI_(fma)(key, u0, KDAI_(mul)(KDAI_(read)(s0 + d), e));
-        KDAI_WIDE x1 = KDAI_(fma)(key, u1, KDAI_(mul)(KDAI_(read)(s1 + d), e));
-        KDAI_WIDE x2 = KDAI_(fma)(key, u2, KDAI_(mul)(KDAI_(read)(s2 + d), e));
-        KDAI_WIDE x3 = KDAI_(fma)(key, u3, KDAI_(mul)(KDAI_(read)(s3 + d), e));
-        if (in_f16) {
-            x0 = KDAI_(round_f16)(x0), x1 = KDAI_(round_f16)(x1);
-            x2 = KDAI_(round_f16)(x2), x3 = KDAI_(round_f16)(x3);
-        }
-        KDAI_(write)(s0 + d, x0);
-        KDAI_(write)(s1 + d, x1);
-        KDAI_(write)(s2 + d, x2);
-        KDAI_(write)(s3 + d, x3);
+        KDAI_WIDE x0 = KDAI_(fma)(key, u0, KDAI_(mul)(KDAI_(read_state)(s0, d, in_f16), e));
+        KDAI_WIDE x1 = KDAI_(fma)(key, u1, KDAI_(mul)(KDAI_(read_state)(s1, d, in_f16), e));
+        KDAI_WIDE x2 = KDAI_(fma)(key, u2, KDAI_(mul)(KDAI_(read_state)(s2, d, in_f16), e));
+        KDAI_WIDE x3 = KDAI_(fma)(key, u3, KDAI_(mul)(KDAI_(read_state)(s3, d, in_f16), e));
+        KDAI_(write_state)(s0, d, in_f16, x0);
+        KDAI_(write_state)(s1, d, in_f16, x1);
+        KDAI_(write_state)(s2, d, in_f16, x2);
+        KDAI_(write_state)(s3, d, in_f16, x3);
     }
 }
 
+/* On a row of floats, rounded as an f16 state would be. */
 KDAI_KERNEL void KDAI_(update)(const float *decay, const float *k, float u, size_t n, int in_f16,
                                float *s) {
-    float same_u[4] = {u, u, u, u}, *same[4] = {s, s, s, s};
-    KDAI_(update_rows)(decay, k, n, in_f16, same_u, same);
+    KDAI_WIDE wide = KDAI_(set)(u);
+    for (size_t d = 0; d < n; d += KDAI_LANES) {
+        KDAI_WIDE x = KDAI_(mul)(KDAI_(read)(s + d), KDAI_(read)(decay + d));
+        x = KDAI_(fma)(KDAI_(read)(k + d), wide, x);
+        KDAI_(write)(s + d, in_f16 ? KDAI_(round_f16)(x) : x);
+    }
 }
 
-KDAI_KERNEL void KDAI_(recurrent)(const kdai_work *work, size_t n_tokens, int in_f16, float *s,
-                                  size_t s_stride, size_t rows) {
+/* kdai_recurrent, four rows at a time, each token through them in turn. */
+KDAI_KERNEL_INLINE void KDAI_(recurrent_rows)(const kdai_work *work, size_t n_tokens, int in_f16,
+                                              unsigned char *s, size_t row_bytes, size_t rows) {
     size_t n = work->stride;
     for (size_t first = 0; first < rows; first += 4) {
         size_t row[4];
-        float *at[4];
+        void *at[4];
         for (size_t r = 0; r < 4; r++) { /* past the last row: that row again, to the same effect */
             row[r] = first + r < rows ? first + r : rows - 1;
-            at[r] = s + row[r] * s_stride;
+            at[r] = s + row[r] * row_bytes;
         }
         for (size_t i = 0; i < n_tokens; i++) {
             const float *v = kdai_value_row(work, i);
-            const float *k_seen = work->k_seen + i * n, *q_seen = work->q_seen + i * n;
             float *u = work->u + i * KDAI_ROWS, *o = kdai_output_row(work, i), sums[8], write[4];
-            KDAI_(read_rows)(k_seen, q_seen, n, i == 0, at, sums);
+            KDAI_(read_rows)(work->k_seen + i * n, work->q_seen + i * n, n, in_f16, i == 0, at, sums);
             for (size_t r = 0; r < 4; r++) write[r] = work->beta[i] * (v[row[r]] - sums[r]);
             for (size_t r = 0; r < 4; r++) {
                 u[row[r]] = write[r];
@@ -3888,6 +3947,15 @@ KDAI_KERNEL void KDAI_(recurrent)(const kdai_work *work, size_t n_tokens, int in
             KDAI_(update_rows)(work->decay + i * n, work->k + i * n, n, in_f16, write, at);
         }
     }
+}
+
+KDAI_KERNEL void KDAI_(recurrent)(const kdai_work *work, size_t n_tokens, int in_f16, void *s,
+                                  size_t s_stride, size_t rows) {
+    unsigned char *bytes = (unsigned char *)s;
+    if (in_f16)
+        KDAI_(recurrent_rows)(work, n_tokens, 1, bytes, s_stride * sizeof(uint16_t), rows);
+    else
+        KDAI_(recurrent_rows)(work, n_tokens, 0, bytes, s_stride * sizeof(float), rows);
 }
 
 /* Rows j of A and P below the diagonal, two at a time, while left = D(j, i) k_j runs on. */

@@ -219,7 +219,7 @@ typedef struct bench_kernels {
 
 /* What the compiler may not foresee or drop. */
 static volatile int bench_zero = 0;
-static volatile float bench_sink;
+static volatile _Atomic float bench_sink;
 
 #define BENCH_8(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #define BENCH_10(X) BENCH_8(X) X(8) X(9)
@@ -234,7 +234,8 @@ static void bench_rmw_plain(void *data, size_t bytes) {
 static void bench_read_plain(const void *data, size_t bytes) {
     const uint64_t *x = (const uint64_t *)data;
     uint64_t a = 0, b = 0, c = 0, d = 0;
-    for (size_t i = 0; i < bytes / 8; i += 4) a |= x[i], b |= x[i + 1], c |= x[i + 2], d |= x[i + 3];
+    for (size_t i = 0; i < bytes / 8; i += 4)
+        a |= x[i], b |= x[i + 1], c |= x[i + 2], d |= x[i + 3];
     bench_sink = (float)(a | b | c | d);
 }
 
@@ -245,7 +246,9 @@ static void bench_fma_plain(size_t steps) {
 #define BENCH_STEP(i) a##i = a##i * scale + shift;
 #define BENCH_SUM(i) total += a##i;
     BENCH_8(BENCH_START)
-    for (size_t n = 0; n < steps; n++) { BENCH_8(BENCH_STEP) }
+    for (size_t n = 0; n < steps; n++) {
+        BENCH_8(BENCH_STEP)
+    }
     BENCH_8(BENCH_SUM)
 #undef BENCH_START
 #undef BENCH_STEP
@@ -290,7 +293,9 @@ BENCH_AVX2 static void bench_fma_avx2(size_t steps) {
 #define BENCH_STEP(i) a##i = _mm256_fmadd_ps(a##i, scale, shift);
 #define BENCH_SUM(i) total = _mm256_add_ps(total, a##i);
     BENCH_10(BENCH_START)
-    for (size_t n = 0; n < steps; n++) { BENCH_10(BENCH_STEP) }
+    for (size_t n = 0; n < steps; n++) {
+        BENCH_10(BENCH_STEP)
+    }
     BENCH_10(BENCH_SUM)
 #undef BENCH_START
 #undef BENCH_STEP
@@ -330,7 +335,9 @@ BENCH_AVX512 static void bench_fma_avx512(size_t steps) {
 #define BENCH_STEP(i) a##i = _mm512_fmadd_ps(a##i, scale, shift);
 #define BENCH_SUM(i) total = _mm512_add_ps(total, a##i);
     BENCH_10(BENCH_START)
-    for (size_t n = 0; n < steps; n++) { BENCH_10(BENCH_STEP) }
+    for (size_t n = 0; n < steps; n++) {
+        BENCH_10(BENCH_STEP)
+    }
     BENCH_10(BENCH_SUM)
 #undef BENCH_START
 #undef BENCH_STEP
@@ -374,7 +381,9 @@ static void bench_fma_neon(size_t steps) {
 #define BENCH_STEP(i) a##i = vfmaq_f32(shift, a##i, scale);
 #define BENCH_SUM(i) total = vaddq_f32(total, a##i);
     BENCH_16(BENCH_START)
-    for (size_t n = 0; n < steps; n++) { BENCH_16(BENCH_STEP) }
+    for (size_t n = 0; n < steps; n++) {
+        BENCH_16(BENCH_STEP)
+    }
     BENCH_16(BENCH_SUM)
 #undef BENCH_START
 #undef BENCH_STEP
@@ -407,13 +416,15 @@ typedef struct bench_limit {
     bench_pool *pool;
     const bench_kernels *kernels;
     size_t threads;
-    unsigned char *data; /* rmw, read, and what copy reads */
-    unsigned char *copy;
+    unsigned char *data; /* what is read */
     size_t bytes;
+    unsigned char *copy; /* what is written, if not data itself */
+    size_t copy_bytes;
     atomic_size_t next;
 } bench_limit;
 
-enum { BENCH_FMA_STEPS = 100000 };
+/* Of multiply-adds: steps of a run for each thread, and of a piece of it (20 us). */
+enum { BENCH_FMA_STEPS = 100000, BENCH_FMA_PIECE = 5000 };
 
 /* The next piece: its first byte, and in *bytes its length; past the end, a length of 0. */
 static inline size_t bench_limit_claim(bench_limit *limit, size_t *bytes) {
@@ -438,9 +449,10 @@ static inline void bench_task_copy(void *context, size_t index) {
 }
 
 static inline void bench_task_fma(void *context, size_t index) {
-    const bench_limit *limit = (const bench_limit *)context;
+    bench_limit *limit = (bench_limit *)context;
     (void)index;
-    limit->kernels->fma(BENCH_FMA_STEPS);
+    while (atomic_fetch_add(&limit->next, BENCH_FMA_PIECE) < limit->threads * BENCH_FMA_STEPS)
+        limit->kernels->fma(BENCH_FMA_PIECE);
 }
 
 static inline void bench_limit_run(bench_limit *limit, bench_task task) {
@@ -485,11 +497,11 @@ enum {
 typedef struct bench {
     /* What a program brings. */
     const char *name;
-    const char *counted;  /* the title of the column before dims: "heads", "sources" */
-    const void *groups;   /* [n_groups] of group_bytes each */
+    const char *counted; /* the title of the column before dims: "heads", "sources" */
+    const void *groups;  /* [n_groups] of group_bytes each */
     size_t n_groups, group_bytes;
-    void *suite;          /* handed to a group's run */
-    int best_isa;         /* 1 is plain C, as in both headers */
+    void *suite;  /* handed to a group's run */
+    int best_isa; /* 1 is plain C, as in both headers */
     const char *(*isa_name)(int isa);
     int (*isa_is_available)(int isa);
     double quick_seconds; /* what a quick run aims at */
@@ -700,15 +712,15 @@ static inline void bench_print_row(bench *b, const bench_row *row) {
         if (isatty(2)) fprintf(stderr, "\r\033[K");
         printf("%-28s %-6s %7s %-8s %6s %3zu %12.0f %7s %8s  %-5s %6s  %-16s %6s  %-8s %s\n",
                row->op, row->isa, count, row->dims, tokens, row->threads, row->ns_med, gb, gflop,
-               row->limit ? row->limit : "", fraction, row->compared ? row->compared : "",
-               ratio, error, verdict);
+               row->limit ? row->limit : "", fraction, row->compared ? row->compared : "", ratio,
+               error, verdict);
         fflush(stdout);
     }
     if (b->csv) {
         fprintf(b->csv, "%s,%s,%s,%s,%s,%zu,%.1f,%.1f,%s,%s,%s,%s,%s,%s,%s,", row->op, row->isa,
-                count, row->dims, tokens, row->threads, row->ns_min, row->ns_med, gb,
-                gflop, row->limit ? row->limit : "", fraction, row->compared ? row->compared : "",
-                ratio, error);
+                count, row->dims, tokens, row->threads, row->ns_min, row->ns_med, gb, gflop,
+                row->limit ? row->limit : "", fraction, row->compared ? row->compared : "", ratio,
+                error);
         if (row->bound > 0) fprintf(b->csv, "%.0e", row->bound);
         fprintf(b->csv, ",%s\n", verdict);
         fflush(b->csv);
@@ -763,8 +775,8 @@ static inline void bench_preamble(bench *b) {
     memset(&os, 0, sizeof os);
     (void)uname(&os);
     if (getloadavg(&load, 1) != 1) load = 0;
-    snprintf(text, sizeof text, "%s%s: %s, %zu cores, load %.2f", b->name, b->quick ? " --quick" : "",
-             cpu, bench_cores(), load);
+    snprintf(text, sizeof text, "%s%s: %s, %zu cores, load %.2f", b->name,
+             b->quick ? " --quick" : "", cpu, bench_cores(), load);
     bench_note(b, text);
     snprintf(text, sizeof text, "system: %.60s %.60s %.60s", os.sysname, os.release, os.machine);
     bench_note(b, text);
@@ -777,18 +789,20 @@ static inline void bench_preamble(bench *b) {
     snprintf(text, sizeof text, "compiler: gcc %.200s, %.200s", __VERSION__, BENCH_FLAGS);
 #endif
     bench_note(b, text);
-    at = (size_t)snprintf(text, sizeof text, "threads: up to %zu; instruction sets:",
-                          b->max_threads);
+    at = (size_t)snprintf(text, sizeof text,
+                          "threads: up to %zu; instruction sets:", b->max_threads);
     for (int isa = 1; isa < BENCH_ISAS; isa++)
         if (b->isa_is_available(isa))
             at += (size_t)snprintf(text + at, sizeof text - at, " %s%s", b->isa_name(isa),
                                    bench_runs(b, isa) ? "" : " (not run)");
     bench_note(b, text);
-    bench_note(b, "buffers at 64 bytes, 2 MiB pages asked for; ns is the median of interleaved rounds,"
-                  " of one call");
+    bench_note(b,
+               "buffers at 64 bytes, 2 MiB pages asked for; ns is the median of interleaved rounds,"
+               " of one call");
 #if defined(__AVX__)
-    bench_note(b, "built for AVX or more (-march?): plain C is no baseline here, so no speed-up over"
-                  " it is shown");
+    bench_note(b,
+               "built for AVX or more (-march?): plain C is no baseline here, so no speed-up over"
+               " it is shown");
 #endif
 }
 
@@ -806,8 +820,10 @@ static inline void bench_begin(bench *b) {
     bench_pool_start(&b->pool, b->max_threads);
     bench_preamble(b);
     if (b->csv)
-        fprintf(b->csv, "op,isa,%s,dims,tokens,threads,ns_min,ns_med,GB/s,GFLOP/s,limit,fraction,"
-                        "compared,ratio,error,bound,verdict\n", b->counted);
+        fprintf(b->csv,
+                "op,isa,%s,dims,tokens,threads,ns_min,ns_med,GB/s,GFLOP/s,limit,fraction,"
+                "compared,ratio,error,bound,verdict\n",
+                b->counted);
     if (b->table)
         printf("%-28s %-6s %7s %-8s %6s %3s %12s %7s %8s  %-5s %6s  %-16s %6s  %-8s %s\n", "op",
                "isa", b->counted, "dims", "tokens", "thr", "ns", "GB/s", "GFLOP/s", "limit",

@@ -13,13 +13,13 @@
 
 enum {
     HEADS = 32,
-    DIM = 128,               /* key and value channels of a head */
-    ROW = HEADS * DIM,       /* of q, k, v, gate, output */
+    DIM = 128,         /* key and value channels of a head */
+    ROW = HEADS * DIM, /* of q, k, v, gate, output */
     STATE = HEADS * DIM * DIM,
-    CHECKED_HEADS = 2,       /* the first and the last are compared with float64 */
-    DECODE_CHECK = 16,       /* tokens that the check of a single step takes */
-    TRUTH = 512,             /* tokens at most whose outputs are compared with float64 */
-    LAYER_CHECK = 64         /* the same for a layer */
+    CHECKED_HEADS = 2, /* the first and the last are compared with float64 */
+    DECODE_CHECK = 16, /* tokens that the check of a single step takes */
+    TRUTH = 512,       /* tokens at most whose outputs are compared with float64 */
+    LAYER_CHECK = 64   /* the same for a layer */
 };
 
 static const size_t checked_head[CHECKED_HEADS] = {0, HEADS - 1};
@@ -34,10 +34,10 @@ typedef struct truth {
 
 typedef struct suite {
     bench *b;
-    size_t capacity;                /* tokens of the inputs */
-    float *q, *k, *v, *g, *beta;    /* rows of tokens; g a log-decay, beta a logit */
+    size_t capacity;             /* tokens of the inputs */
+    float *q, *k, *v, *g, *beta; /* rows of tokens; g a log-decay, beta a logit */
     float *o;
-    float *start;                   /* a state whose numbers f16 holds exactly */
+    float *start; /* a state whose numbers f16 holds exactly */
     truth want;
 } suite;
 
@@ -411,8 +411,8 @@ static void switch_point(void *suite_, const void *group_, int isa_, size_t thre
         }
         call_close(&c[0]), call_close(&c[1]);
     }
-    snprintf(text, sizeof text, "%s, %s, %zu thread(s): chunked is as fast as recurrent at", g->is.name,
-             kda_isa_name(isa), threads);
+    snprintf(text, sizeof text, "%s, %s, %zu thread(s): chunked is as fast as recurrent at",
+             g->is.name, kda_isa_name(isa), threads);
     for (size_t i = 0, n; i < SWITCHES; i++)
         if (speed[i] >= 1 && (n = strlen(text)) < sizeof text - 8)
             snprintf(text + n, sizeof text - n, " %zu", switch_tokens[i]);
@@ -503,8 +503,8 @@ static void scalar(void *suite_, const void *group_, int isa_, size_t threads) {
  * token, of float32 or bf16; unbounded gate, L2 norm, convolutions of 4 taps with SiLU. */
 
 enum { TAPS = 4, FUSED = 5 * ROW + HEADS };
-enum { COLUMN_Q = 0, COLUMN_K = ROW, COLUMN_V = 2 * ROW, COLUMN_G = 3 * ROW, COLUMN_GATE = 4 * ROW,
-       COLUMN_BETA = 5 * ROW };
+enum { COLUMN_Q = 0, COLUMN_K = ROW, COLUMN_V = 2 * ROW, COLUMN_G = 3 * ROW };
+enum { COLUMN_GATE = 4 * ROW, COLUMN_BETA = 5 * ROW };
 
 typedef struct layer_call {
     suite *s;
@@ -512,13 +512,13 @@ typedef struct layer_call {
     kda_run run;
     kda_type type;
     size_t layers, tokens;
-    unsigned char *rows;    /* [tokens][FUSED] of type */
-    float *weights;         /* convolutions, A_log, dt_bias, norm */
+    unsigned char *rows; /* [tokens][FUSED] of type */
+    float *weights;      /* convolutions, A_log, dt_bias, norm */
     unsigned char *states;
     float *windows;
-    kda_seq *seqs;          /* [layers] */
-    unsigned char *o;       /* [tokens][ROW] of type */
-    float *x, *y;           /* [tokens][ROW]: results of the parts */
+    kda_seq *seqs;    /* [layers] */
+    unsigned char *o; /* [tokens][ROW] of type */
+    float *x, *y;     /* [tokens][ROW]: results of the parts */
     kda_conv_desc conv;
 } layer_call;
 
@@ -625,10 +625,10 @@ static void run_log_decay(void *context) {
 
 static void run_l2_norm(void *context) {
     const layer_call *c = (const layer_call *)context;
-    must(kda_l2_norm(c->tokens, HEADS, DIM, 0, fused(c, COLUMN_Q, DIM),
-                     kda_out_f32(c->y, ROW, DIM), &c->run));
-    must(kda_l2_norm(c->tokens, HEADS, DIM, 0, fused(c, COLUMN_K, DIM),
-                     kda_out_f32(c->y, ROW, DIM), &c->run));
+    must(kda_l2_norm(c->tokens, HEADS, DIM, 0, fused(c, COLUMN_Q, DIM), kda_out_f32(c->y, ROW, DIM),
+                     &c->run));
+    must(kda_l2_norm(c->tokens, HEADS, DIM, 0, fused(c, COLUMN_K, DIM), kda_out_f32(c->y, ROW, DIM),
+                     &c->run));
 }
 
 static void run_conv(void *context) {
@@ -666,7 +666,8 @@ static double true_silu(double x) {
 }
 
 /* As the first call of a sequence: zeros before token 0. */
-static double true_conv(const layer_call *c, const float *weight, size_t t, size_t column, size_t i) {
+static double true_conv(const layer_call *c, const float *weight, size_t t, size_t column,
+                        size_t i) {
     double sum = 0;
     for (size_t tap = 0; tap < TAPS && tap <= t; tap++)
         sum += (double)weight[i * TAPS + TAPS - 1 - tap] * true_raw(c, t - tap, column, i);
@@ -741,9 +742,11 @@ static double part_error(layer_call *c, void (*run)(void *context)) {
             }
             if (run == run_l2_norm) reference_l2_norm(DIM, 1e-6, want);
             if (run == run_gated_norm) true_gated_norm(c, t, head, want);
-            for (size_t i = 0; i < DIM; i++)
-                bench_error_add(&e, run == run_gated_norm ? element(c->o, c->type, at + i)
-                                                          : (double)c->y[at + i], want[i]);
+            for (size_t i = 0; i < DIM; i++) {
+                double y = (double)c->y[at + i];
+                if (run == run_gated_norm) y = element(c->o, c->type, at + i);
+                bench_error_add(&e, y, want[i]);
+            }
         }
     return bench_error_value(&e);
 }
@@ -842,36 +845,39 @@ static void parts(void *suite_, const void *group_, int isa_, size_t threads) {
 
 /* ==== The run ================================================================================== */
 
+/* bench_group.flags that go together. */
+enum {
+    FULL_RUNS = BENCH_NO_SCALAR | BENCH_NOT_QUICK,
+    QUICK_LESS = BENCH_NO_SCALAR | BENCH_QUICK_BEST,
+    QUICK_LEAST = QUICK_LESS | BENCH_QUICK_ONE_THREAD,
+    BESIDE_SCALAR = BENCH_NO_SCALAR | BENCH_ONE_THREAD | BENCH_BEST_ONLY
+};
+
 static const group groups[] = {
     /* name, function, measures, left out; layers, batch, tokens, type */
     {{"decode-1-layer", decode, 1, 0}, 1, 1, 1, KDA_F32},
     {{"decode-20-layers", decode, 1, 0}, 20, 1, 1, KDA_F16},
-    {{"decode-batch-8", decode, 1, BENCH_NO_SCALAR | BENCH_QUICK_BEST}, 20, 8, 1, KDA_F16},
+    {{"decode-batch-8", decode, 1, QUICK_LESS}, 20, 8, 1, KDA_F16},
     {{"denormal", denormal, 1, BENCH_ONE_THREAD}, 1, 1, 1, KDA_F32},
-    {{"scalar-decode", scalar, 1,
-      BENCH_ONE_THREAD | BENCH_BEST_ONLY | BENCH_NO_SCALAR}, 1, 1, 1, KDA_F32},
-    {{"scalar-prefill", scalar, 1,
-      BENCH_ONE_THREAD | BENCH_BEST_ONLY | BENCH_NO_SCALAR}, 1, 1, 16, KDA_F32},
+    {{"scalar-decode", scalar, 1, BESIDE_SCALAR}, 1, 1, 1, KDA_F32},
+    {{"scalar-prefill", scalar, 1, BESIDE_SCALAR}, 1, 1, 16, KDA_F32},
     {{"prefill-16", prefill, 1, 0}, 1, 1, 16, KDA_F32},
     {{"prefill-64", prefill, 1, 0}, 1, 1, 64, KDA_F32},
-    {{"prefill-128", prefill, 1, BENCH_NO_SCALAR | BENCH_NOT_QUICK}, 1, 1, 128, KDA_F32},
+    {{"prefill-128", prefill, 1, FULL_RUNS}, 1, 1, 128, KDA_F32},
     {{"prefill-512", prefill, 1, BENCH_NO_SCALAR}, 1, 1, 512, KDA_F32},
-    {{"prefill-4096", prefill, 1, BENCH_NO_SCALAR | BENCH_NOT_QUICK}, 1, 1, 4096, KDA_F32},
-    {{"switch", switch_point, SWITCHES,
-      BENCH_NO_SCALAR | BENCH_QUICK_BEST | BENCH_QUICK_ONE_THREAD}, 1, 1, 0, KDA_F32},
-    {{"drafts-2", drafts, 1, BENCH_NO_SCALAR | BENCH_NOT_QUICK}, 20, 1, 2, KDA_F32},
-    {{"drafts-4", drafts, 1, BENCH_NO_SCALAR | BENCH_QUICK_BEST}, 20, 1, 4, KDA_F32},
-    {{"drafts-8", drafts, 1, BENCH_NO_SCALAR | BENCH_NOT_QUICK}, 20, 1, 8, KDA_F32},
-    {{"drafts-16", drafts, 1, BENCH_NO_SCALAR | BENCH_NOT_QUICK}, 20, 1, 16, KDA_F32},
+    {{"prefill-4096", prefill, 1, FULL_RUNS}, 1, 1, 4096, KDA_F32},
+    {{"switch", switch_point, SWITCHES, QUICK_LEAST}, 1, 1, 0, KDA_F32},
+    {{"drafts-2", drafts, 1, FULL_RUNS}, 20, 1, 2, KDA_F32},
+    {{"drafts-4", drafts, 1, QUICK_LESS}, 20, 1, 4, KDA_F32},
+    {{"drafts-8", drafts, 1, FULL_RUNS}, 20, 1, 8, KDA_F32},
+    {{"drafts-16", drafts, 1, FULL_RUNS}, 20, 1, 16, KDA_F32},
     {{"layer-decode-1-f32", layer, 1, BENCH_QUICK_BEST}, 1, 1, 1, KDA_F32},
-    {{"layer-decode-20-f32", layer, 1, BENCH_NO_SCALAR | BENCH_NOT_QUICK}, 20, 1, 1, KDA_F32},
-    {{"layer-decode-20-bf16", layer, 1, BENCH_NO_SCALAR | BENCH_QUICK_BEST}, 20, 1, 1, KDA_BF16},
-    {{"layer-prefill-512-f32", layer, 1, BENCH_NO_SCALAR | BENCH_NOT_QUICK}, 1, 1, 512, KDA_F32},
-    {{"layer-prefill-512-bf16", layer, 1, BENCH_NO_SCALAR | BENCH_QUICK_BEST}, 1, 1, 512, KDA_BF16},
-    {{"parts-f32", parts, 1,
-      BENCH_NO_SCALAR | BENCH_QUICK_BEST | BENCH_QUICK_ONE_THREAD}, 1, 1, 512, KDA_F32},
-    {{"parts-bf16", parts, 1,
-      BENCH_NO_SCALAR | BENCH_QUICK_BEST | BENCH_QUICK_ONE_THREAD}, 1, 1, 512, KDA_BF16},
+    {{"layer-decode-20-f32", layer, 1, FULL_RUNS}, 20, 1, 1, KDA_F32},
+    {{"layer-decode-20-bf16", layer, 1, QUICK_LESS}, 20, 1, 1, KDA_BF16},
+    {{"layer-prefill-512-f32", layer, 1, FULL_RUNS}, 1, 1, 512, KDA_F32},
+    {{"layer-prefill-512-bf16", layer, 1, QUICK_LESS}, 1, 1, 512, KDA_BF16},
+    {{"parts-f32", parts, 1, QUICK_LEAST}, 1, 1, 512, KDA_F32},
+    {{"parts-bf16", parts, 1, QUICK_LEAST}, 1, 1, 512, KDA_BF16},
 };
 
 static const char *isa_name(int isa) {
