@@ -179,7 +179,8 @@ OPTIONS
 LIMITS
 
     Any dim_k, dim_v >= 1, any number of heads; convolution widths 1 to 64. A log-decay above 0
-    reads as 0, an A_log above 88 as 88. States of bf16 are refused: they are 8 times less exact than f16.
+    reads as 0, an A_log above 88 as 88. States of bf16 are refused: they are 8 times less exact
+    than f16.
 */
 #ifndef KDA_H
 #define KDA_H
@@ -3938,7 +3939,8 @@ KDAI_KERNEL_INLINE void KDAI_(recurrent_rows)(const kdai_work *work, size_t n_to
         for (size_t i = 0; i < n_tokens; i++) {
             const float *v = kdai_value_row(work, i);
             float *u = work->u + i * KDAI_ROWS, *o = kdai_output_row(work, i), sums[8], write[4];
-            KDAI_(read_rows)(work->k_seen + i * n, work->q_seen + i * n, n, in_f16, i == 0, at, sums);
+            KDAI_(read_rows)(work->k_seen + i * n, work->q_seen + i * n, n, in_f16, i == 0, at,
+                             sums);
             for (size_t r = 0; r < 4; r++) write[r] = work->beta[i] * (v[row[r]] - sums[r]);
             for (size_t r = 0; r < 4; r++) {
                 u[row[r]] = write[r];
