@@ -1263,8 +1263,8 @@ typedef struct kdai_kernels {
     void (*gate)(const kda_desc *desc, float a, const float *bias, size_t n, float *g);
     void (*token)(const kdai_token *in, kdai_work *work, size_t i);
     void (*gated)(const float *open, float inverse, const float *weight, size_t n, float *x);
-    void (*conv)(const float *taps, size_t width, int silu, size_t n, const float *x,
-                 const float *window, size_t stride, float *y);
+    void (*conv)(const float *taps, size_t width, int silu, size_t n, const float *const *rows,
+                 float *y);
     void (*update)(const float *decay, const float *k, float u, size_t n, int in_f16, float *s);
     void (*recurrent)(const kdai_work *work, size_t n_tokens, int in_f16, void *s, size_t s_stride,
                       size_t rows);
@@ -2512,14 +2512,12 @@ KDA_API size_t kda_conv_journal_bytes(const kda_conv_desc *desc, size_t n_tokens
     return kdai_journal_bytes(n_tokens, desc->channels);
 }
 
-/* n channels of one token: taps [width][n] over the window (rows of `stride`) and x. */
-static void kdai_conv_taps(const float *taps, size_t width, int silu, size_t n, const float *x,
-                           const float *window, size_t stride, float *y) {
+/* n channels of one token: taps [width][n] over as many rows of inputs, oldest first. */
+static void kdai_conv_taps(const float *taps, size_t width, int silu, size_t n,
+                           const float *const *rows, float *y) {
     for (size_t c = 0; c < n; c++) {
         float sum = 0.0f;
-        for (size_t i = 0; i + 1 < width; i++)
-            sum = fmaf(taps[i * n + c], window[i * stride + c], sum);
-        sum = fmaf(taps[(width - 1) * n + c], x[c], sum);
+        for (size_t i = 0; i < width; i++) sum = fmaf(taps[i * n + c], rows[i][c], sum);
         y[c] = silu ? sum * kda_sigmoid(sum) : sum;
     }
 }
@@ -2555,35 +2553,55 @@ static size_t kdai_conv_blocks(const kdai_conv_call *conv) {
     return conv->desc->channels / conv->dim * blocks_per_head;
 }
 
-/* A block of channels while a span's tokens pass: whole lanes, whatever their number n. */
+/* A block of channels while a span's tokens pass: whole lanes, whatever their number n. The last
+ * inputs go round in a ring of `width` rows, so that nothing moves from token to token. */
 typedef struct kdai_conv_block {
     size_t head, first, n, padded;
-    float *taps;   /* [width][padded] */
-    float *window; /* [width - 1][padded] */
+    float *taps;                           /* [width][padded] */
+    float *rows[KDA_CONV_MAX_WIDTH];       /* [padded] each, oldest first; the last for the token */
+    const float *seen[KDA_CONV_MAX_WIDTH]; /* the same, to read */
 } kdai_conv_block;
 
-/* Scratch of one worker: the taps and the window of a block. */
+/* Scratch of one worker: the taps and the ring of a block. */
 static size_t kdai_conv_each(size_t width) {
-    return (2 * width - 1) * KDAI_PIECE * sizeof(float);
+    return 2 * width * KDAI_PIECE * sizeof(float);
 }
 
-static kdai_conv_block kdai_conv_block_of(const kdai_conv_call *call, size_t index, size_t worker) {
-    kdai_conv_block block;
-    size_t per_head = (call->dim + KDAI_PIECE - 1) / KDAI_PIECE, width = call->desc->width;
-    block.head = index / per_head;
-    block.first = index % per_head * KDAI_PIECE;
-    block.n = call->dim - block.first < KDAI_PIECE ? call->dim - block.first : KDAI_PIECE;
-    block.padded = kdai_padded(block.n);
-    block.taps = (float *)(void *)(call->batch.memory + worker * call->batch.each);
-    block.window = block.taps + width * block.padded;
-    memset(block.taps, 0, (2 * width - 1) * block.padded * sizeof(float));
-    const float *weight = call->weight + (block.head * call->dim + block.first) * width;
-    size_t c = 0;
-    for (; width == 4 && block.n - c >= 4; c += 4)
-        kdai_transpose4(weight + c * 4, 4, 4, block.taps + c, block.padded);
-    for (; c < block.n; c++)
-        for (size_t i = 0; i < width; i++) block.taps[i * block.padded + c] = weight[c * width + i];
-    return block;
+static void kdai_conv_open(const kdai_conv_call *call, size_t index, size_t worker,
+                           kdai_conv_block *block) {
+    size_t per_head = (call->dim + KDAI_PIECE - 1) / KDAI_PIECE, width = call->desc->width, c = 0;
+    block->head = index / per_head;
+    block->first = index % per_head * KDAI_PIECE;
+    block->n = call->dim - block->first < KDAI_PIECE ? call->dim - block->first : KDAI_PIECE;
+    block->padded = kdai_padded(block->n);
+    block->taps = (float *)(void *)(call->batch.memory + worker * call->batch.each);
+    memset(block->taps, 0, 2 * width * block->padded * sizeof(float));
+    for (size_t i = 0; i < width; i++) block->rows[i] = block->taps + (width + i) * block->padded;
+    const float *weight = call->weight + (block->head * call->dim + block->first) * width;
+    for (; width == 4 && block->n - c >= 4; c += 4)
+        kdai_transpose4(weight + c * 4, 4, 4, block->taps + c, block->padded);
+    for (; c < block->n; c++)
+        for (size_t i = 0; i < width; i++)
+            block->taps[i * block->padded + c] = weight[c * width + i];
+}
+
+/* One token: its input into the ring, and the ring on by one. */
+static void kdai_conv_token(const kdai_conv_call *call, kdai_conv_block *block, size_t token) {
+    size_t width = call->desc->width;
+    float *x = block->rows[width - 1], spare[KDAI_PIECE], *y = spare;
+    kda_output out = call->y;
+    if (out.type == KDA_F32 && block->n == block->padded)
+        y = (float *)out.data + (ptrdiff_t)token * out.token_stride +
+            (ptrdiff_t)block->head * out.head_stride + (ptrdiff_t)block->first;
+    kdai_load(call->kernels, call->x, token, block->head, block->first, block->n, x);
+    for (size_t i = 0; i < width; i++) block->seen[i] = block->rows[i];
+    call->kernels->conv(block->taps, width, call->desc->activation == KDA_ACTIVATION_SILU,
+                        block->padded, block->seen, y);
+    if (y == spare)
+        kdai_store(call->kernels, out, token, block->head, block->first, block->n, y);
+    float *oldest = block->rows[0];
+    for (size_t i = 0; i + 1 < width; i++) block->rows[i] = block->rows[i + 1];
+    block->rows[width - 1] = oldest;
 }
 
 static void kdai_conv_item(void *context, size_t item, size_t worker) {
@@ -2591,28 +2609,21 @@ static void kdai_conv_item(void *context, size_t item, size_t worker) {
     const kda_conv_desc *desc = call->desc;
     size_t blocks = kdai_conv_blocks(call), past = desc->width - 1;
     const kdai_span *span = &call->spans[item / blocks];
-    kdai_conv_block block = kdai_conv_block_of(call, item % blocks, worker);
-    size_t channel = block.head * call->dim + block.first, n = block.n, padded = block.padded;
+    kdai_conv_block block;
+    kdai_conv_open(call, item % blocks, worker, &block);
+    size_t channel = block.head * call->dim + block.first, bytes = block.n * sizeof(float);
     float *window = kdai_conv_window(call, span, channel);
-    float x[KDAI_PIECE], y[KDAI_PIECE];
     float *inputs = call->verify ? kdai_conv_journal(call, span) + channel : NULL;
     /* On a copy, moved on to where an earlier span of the sequence ended. */
-    kdai_conv_move_on(desc, window, desc->channels, inputs, call->verify ? span->done : 0, n,
-                      block.window, padded);
+    kdai_conv_move_on(desc, window, desc->channels, inputs, call->verify ? span->done : 0, block.n,
+                      block.rows[0], block.padded);
     for (size_t t = 0; t < span->n_tokens; t++) {
-        kdai_load(call->kernels, call->x, span->token + t, block.head, block.first, n, x);
-        kdai_pad(x, n);
-        call->kernels->conv(block.taps, desc->width, desc->activation == KDA_ACTIVATION_SILU,
-                            padded, x, block.window, padded, y);
-        if (past > 0) {
-            memmove(block.window, block.window + padded, (past - 1) * padded * sizeof(float));
-            memcpy(block.window + (past - 1) * padded, x, padded * sizeof(float));
-        }
-        kdai_store(call->kernels, call->y, span->token + t, block.head, block.first, n, y);
-        if (inputs) memcpy(inputs + (span->done + t) * desc->channels, x, n * sizeof(float));
+        const float *x = block.rows[past];
+        kdai_conv_token(call, &block, span->token + t);
+        if (inputs) memcpy(inputs + (span->done + t) * desc->channels, x, bytes);
     }
     for (size_t i = 0; !call->verify && i < past; i++)
-        memcpy(window + i * desc->channels, block.window + i * padded, n * sizeof(float));
+        memcpy(window + i * desc->channels, block.rows[i], bytes);
 }
 
 static size_t kdai_carve_conv(const kda_conv_desc *desc, size_t n_seqs, const kda_run *run,
@@ -3821,15 +3832,13 @@ KDAI_KERNEL void KDAI_(gated)(const float *open, float inverse, const float *wei
     }
 }
 
-/* taps: [width][n], a row for each tap. */
-KDAI_KERNEL void KDAI_(conv)(const float *taps, size_t width, int silu, size_t n, const float *x,
-                             const float *window, size_t stride, float *y) {
+/* kdai_conv_taps. */
+KDAI_KERNEL void KDAI_(conv)(const float *taps, size_t width, int silu, size_t n,
+                             const float *const *rows, float *y) {
     for (size_t c = 0; c < n; c += KDAI_LANES) {
         KDAI_WIDE sum = KDAI_(set)(0.0f);
-        for (size_t i = 0; i + 1 < width; i++)
-            sum = KDAI_(fma)(KDAI_(read)(taps + i * n + c), KDAI_(read)(window + i * stride + c),
-                             sum);
-        sum = KDAI_(fma)(KDAI_(read)(taps + (width - 1) * n + c), KDAI_(read)(x + c), sum);
+        for (size_t i = 0; i < width; i++)
+            sum = KDAI_(fma)(KDAI_(read)(taps + i * n + c), KDAI_(read)(rows[i] + c), sum);
         if (silu) sum = KDAI_(mul)(sum, KDAI_(sigmoid)(sum));
         KDAI_(write)(y + c, sum);
     }

@@ -710,7 +710,7 @@ static inline void bench_print_row(bench *b, const bench_row *row) {
     if (row->bound > 0) snprintf(error, sizeof error, "%.1e", row->error);
     if (b->table) {
         if (isatty(2)) fprintf(stderr, "\r\033[K");
-        printf("%-28s %-6s %7s %-8s %6s %3zu %12.0f %7s %8s  %-5s %6s  %-16s %6s  %-8s %s\n",
+        printf("%-30s %-6s %7s %-8s %6s %3zu %12.0f %7s %8s  %-5s %6s  %-16s %6s  %-8s %s\n",
                row->op, row->isa, count, row->dims, tokens, row->threads, row->ns_med, gb, gflop,
                row->limit ? row->limit : "", fraction, row->compared ? row->compared : "", ratio,
                error, verdict);
@@ -825,7 +825,7 @@ static inline void bench_begin(bench *b) {
                 "compared,ratio,error,bound,verdict\n",
                 b->counted);
     if (b->table)
-        printf("%-28s %-6s %7s %-8s %6s %3s %12s %7s %8s  %-5s %6s  %-16s %6s  %-8s %s\n", "op",
+        printf("%-30s %-6s %7s %-8s %6s %3s %12s %7s %8s  %-5s %6s  %-16s %6s  %-8s %s\n", "op",
                "isa", b->counted, "dims", "tokens", "thr", "ns", "GB/s", "GFLOP/s", "limit",
                "of it", "compared", "ratio", "error", "verdict");
 }
