@@ -37,12 +37,10 @@ engine: $(BUILD)/engine  ## build and run the C++ serving example
 BENCHES := $(patsubst bench/%.c,$(BUILD)/%,$(wildcard bench/*.c))
 
 bench: $(BENCHES)  ## measure kernels against this machine's limits: a table, and CSV in build/
-	$(BUILD)/bench_kda --csv $(BUILD)/bench_kda.csv
-	$(BUILD)/bench_attnres --csv $(BUILD)/bench_attnres.csv
+	@for bench in $(BENCHES); do $$bench --csv $$bench.csv || exit 1; done
 
 bench-quick: $(BENCHES)  ## the same with fewer repetitions, within 50 seconds
-	$(BUILD)/bench_kda --quick --csv $(BUILD)/bench_kda.csv
-	$(BUILD)/bench_attnres --quick --csv $(BUILD)/bench_attnres.csv
+	@for bench in $(BENCHES); do $$bench --quick --csv $$bench.csv || exit 1; done
 
 # Each test is a program of one file, but for the one that is about several.
 $(BUILD)/tests/test_header: tests/header_second.c tests/header_static.c

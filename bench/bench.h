@@ -748,10 +748,6 @@ static inline void bench_choose_isas(bench *b) {
     if (b->n_isas == 0) bench_usage_error(b, "not an instruction set of this machine:", b->isa);
 }
 
-static inline int bench_runs(const bench *b, int isa) {
-    return isa == b->isas[0] || (b->n_isas > 1 && isa == b->isas[1]);
-}
-
 static inline void bench_cpu_name(char *name, size_t n) {
     char line[256];
     FILE *f = fopen("/proc/cpuinfo", "r");
@@ -790,11 +786,13 @@ static inline void bench_preamble(bench *b) {
 #endif
     bench_note(b, text);
     at = (size_t)snprintf(text, sizeof text,
-                          "threads: up to %zu; instruction sets:", b->max_threads);
+                          "threads: up to %zu; instruction sets here:", b->max_threads);
     for (int isa = 1; isa < BENCH_ISAS; isa++)
         if (b->isa_is_available(isa))
-            at += (size_t)snprintf(text + at, sizeof text - at, " %s%s", b->isa_name(isa),
-                                   bench_runs(b, isa) ? "" : " (not run)");
+            at += (size_t)snprintf(text + at, sizeof text - at, " %s", b->isa_name(isa));
+    at += (size_t)snprintf(text + at, sizeof text - at, "; run:");
+    for (size_t k = b->n_isas; k > 0; k--)
+        at += (size_t)snprintf(text + at, sizeof text - at, " %s", b->isa_name(b->isas[k - 1]));
     bench_note(b, text);
     bench_note(b,
                "buffers at 64 bytes, 2 MiB pages asked for; ns is the median of interleaved rounds,"

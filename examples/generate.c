@@ -53,7 +53,8 @@ static const char help[] =
     "how to run\n"
     "  --threads N         at least 1. This version works in one thread; results do not\n"
     "                      depend on it\n"
-    "  --isa NAME          auto or scalar, which are the same in this version\n"
+    "  --isa NAME          auto, scalar, avx2, avx512 or neon: kernels of KDA and of\n"
+    "                      Attention Residuals (default: $KDA_ISA, or auto)\n"
     "  --help              this text\n"
     "\n"
     "Speed and memory go to standard error. Exit status: 1 for bad input, 2 for bad usage.\n";
@@ -64,6 +65,7 @@ typedef struct options {
     const char *model, *tokens, *prompt, *logits, *dump;
     size_t generate, split;
     size_t threads; /* checked, not used: the work is serial */
+    kda_isa isa;
     double temperature, top_p;
     size_t top_k;
     uint64_t seed;
@@ -90,7 +92,7 @@ static const struct option {
     {"--top-p", REAL, offsetof(options, top_p), 1e-9, 1},
     {"--seed", SEED, offsetof(options, seed), 0, 0},
     {"--threads", SIZE, offsetof(options, threads), 1, 0},
-    {"--isa", ISA, 0, 0, 0},
+    {"--isa", ISA, offsetof(options, isa), 0, 0},
 };
 
 static const struct option *find_option(const char *name) {
@@ -127,9 +129,14 @@ static bool parse_real(const char *name, const char *text, double low, double hi
                      text);
 }
 
-static bool parse_isa(const char *text, error *e) {
-    if (strcmp(text, "auto") == 0 || strcmp(text, "scalar") == 0) return true;
-    return error_set(e, "--isa: expected auto or scalar, found \"%.40s\"", text);
+static bool parse_isa(const char *name, const char *text, kda_isa *value, error *e) {
+    for (int isa = KDA_ISA_AUTO; isa <= KDA_ISA_NEON; isa++)
+        if (strcmp(text, kda_isa_name((kda_isa)isa)) == 0) {
+            *value = (kda_isa)isa;
+            return true;
+        }
+    return error_set(e, "%s: expected auto, scalar, avx2, avx512 or neon, found \"%.40s\"", name,
+                     text);
 }
 
 static bool parse_option(const struct option *option, options *o, const char *text, error *e) {
@@ -146,7 +153,7 @@ static bool parse_option(const struct option *option, options *o, const char *te
     case REAL:
         return parse_real(name, text, option->low, option->high, (double *)place, e);
     case ISA:
-        return parse_isa(text, e);
+        return parse_isa(name, text, (kda_isa *)place, e);
     }
     return false;
 }
@@ -154,6 +161,8 @@ static bool parse_option(const struct option *option, options *o, const char *te
 static bool parse_arguments(options *o, int argc, char **argv, error *e) {
     memset(o, 0, sizeof *o);
     o->generate = 64, o->split = SIZE_MAX, o->threads = 1, o->top_p = 1, o->seed = 1;
+    const char *isa = getenv("KDA_ISA");
+    if (isa && !parse_isa("KDA_ISA", isa, &o->isa, e)) return false;
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i];
         if (strcmp(name, "--help") == 0) return o->help = true;
@@ -431,6 +440,7 @@ static bool prepare(run *r, error *e) {
     if (o->generate > SIZE_MAX / 2 - r->input.n)
         return error_set(e, "--generate: %zu tokens cannot be counted", o->generate);
     if (!hybrid_session_open(&r->session, &r->model, r->input.n + o->generate, 0, e) ||
+        !hybrid_session_use(&r->session, o->isa, e) ||
         !hybrid_check_tokens(&r->session, r->input.ids, r->input.n, e))
         return false;
     void *logits, *candidates, *hidden = NULL;

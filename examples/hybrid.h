@@ -221,6 +221,7 @@ typedef struct hybrid_session {
     size_t n_tokens;       /* seen so far */
     hybrid_memory *layers; /* [n_layers] */
     attnres_bank bank;     /* unused where there are plain residuals */
+    attnres_run depth; /* how the bank's calls run */
     hybrid_scratch scratch;
     void *memory; /* the one allocation; bank_memory is in it */
     void *bank_memory;
@@ -242,6 +243,10 @@ HYBRID_API size_t hybrid_session_bytes(const hybrid_model *model, size_t capacit
 HYBRID_API bool hybrid_session_open(hybrid_session *session, const hybrid_model *model,
                                     size_t capacity, size_t block, error *e);
 HYBRID_API void hybrid_session_close(hybrid_session *session);
+
+/* Which kernels kda.h and attnres.h use for this session, from the next call on; KDA_ISA_AUTO unless
+ * said otherwise. One that is not there is an error and changes nothing. */
+HYBRID_API bool hybrid_session_use(hybrid_session *session, kda_isa isa, error *e);
 
 /* Forgets all tokens. */
 HYBRID_API bool hybrid_session_reset(hybrid_session *session, error *e);
@@ -1179,6 +1184,16 @@ HYBRID_API bool hybrid_session_open(hybrid_session *session, const hybrid_model 
     return ok;
 }
 
+HYBRID_API bool hybrid_session_use(hybrid_session *session, kda_isa isa, error *e) {
+    /* The two libraries number instruction sets alike. */
+    if (!kda_isa_is_available(isa) || !attnres_isa_is_available((attnres_isa)isa))
+        return error_set(e, "instruction set %s: not in this machine and build, whose best is %s",
+                         kda_isa_name(isa), kda_isa_name(kda_isa_best()));
+    session->scratch.kda.run.isa = isa;
+    session->depth.isa = (attnres_isa)isa;
+    return true;
+}
+
 HYBRID_API void hybrid_session_close(hybrid_session *session) {
     free(session->memory);
     memset(session, 0, sizeof *session);
@@ -1212,7 +1227,8 @@ static bool hybridi_embed(hybrid_session *s, const uint32_t *ids, size_t n, erro
     for (size_t t = 0; t < n; t++)
         linear_expand(&m->embed, ids[t], 0, hidden, x + t * hidden);
     if (!s->bank_memory) return true;
-    return hybridi_attnres_ok(attnres_bank_start(&s->bank, n, attnres_in_f32(x, (ptrdiff_t)hidden)),
+    attnres_input embedding = attnres_in_f32(x, (ptrdiff_t)hidden);
+    return hybridi_attnres_ok(attnres_bank_start(&s->bank, n, embedding, &s->depth),
                               "attnres_bank_start", e);
 }
 
@@ -1228,7 +1244,7 @@ static bool hybridi_read(hybrid_session *s, const float *query, const float *nor
     }
     attnres_norm fused = {norm, c->rms_norm_eps};
     attnres_output in = attnres_out_f32(s->scratch.in, (ptrdiff_t)hidden);
-    return hybridi_attnres_ok(attnres_bank_read(&s->bank, query, fused, in, NULL),
+    return hybridi_attnres_ok(attnres_bank_read(&s->bank, query, fused, in, NULL, &s->depth),
                               "attnres_bank_read", e);
 }
 
@@ -1237,7 +1253,7 @@ static bool hybridi_add(hybrid_session *s, size_t n, error *e) {
     size_t hidden = s->model->config.hidden_size;
     if (s->bank_memory) {
         attnres_input out = attnres_in_f32(s->scratch.out, (ptrdiff_t)hidden);
-        return hybridi_attnres_ok(attnres_bank_add(&s->bank, out), "attnres_bank_add", e);
+        return hybridi_attnres_ok(attnres_bank_add(&s->bank, out, &s->depth), "attnres_bank_add", e);
     }
     for (size_t i = 0; i < n * hidden; i++)
         s->scratch.x[i] += s->scratch.out[i];

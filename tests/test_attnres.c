@@ -104,13 +104,14 @@ static attnres_mix_args case_args(const mix_case *x, float *o) {
 /* Scratch of just the size asked for, so that a sanitizer sees a byte too many. */
 static attnres_run run_make(size_t bytes) {
     attnres_run run;
+    memset(&run, 0, sizeof run);
     run.scratch = test_alloc(bytes);
     run.scratch_bytes = bytes;
     return run;
 }
 
 static attnres_result mix(const attnres_desc *desc, const attnres_mix_args *args) {
-    attnres_run run = run_make(attnres_mix_scratch_bytes(desc, args->n_sources));
+    attnres_run run = run_make(attnres_mix_scratch_bytes(desc, args->n_sources, NULL));
     attnres_result result = attnres_mix(desc, args, &run);
     free(run.scratch);
     return result;
@@ -118,8 +119,15 @@ static attnres_result mix(const attnres_desc *desc, const attnres_mix_args *args
 
 static attnres_result inter(const attnres_desc *desc, const attnres_inter_args *args) {
     attnres_run run =
-        run_make(attnres_inter_scratch_bytes(desc, args->n_sources, args->n_queries));
+        run_make(attnres_inter_scratch_bytes(desc, args->n_sources, args->n_queries, NULL));
     attnres_result result = attnres_inter(desc, args, &run);
+    free(run.scratch);
+    return result;
+}
+
+static attnres_result merge(const attnres_desc *desc, const attnres_merge_args *args) {
+    attnres_run run = run_make(attnres_merge_scratch_bytes(desc, NULL));
+    attnres_result result = attnres_merge(desc, args, &run);
     free(run.scratch);
     return result;
 }
@@ -179,7 +187,7 @@ static void two_phases(const mix_case *x, const attnres_norm *norm, float *o) {
     }
     second.norm = *norm;
     second.o = attnres_out_f32(o, (ptrdiff_t)dim);
-    CHECK(attnres_merge(&x->desc, &second) == ATTNRES_OK);
+    CHECK(merge(&x->desc, &second) == ATTNRES_OK);
     free(other);
     free(max);
     free(sum);
@@ -418,7 +426,7 @@ static void check_merge_without_a_partial(int normed) {
     second.max = max, second.sum = sum, second.mix = two;
     second.norm = args.norm;
     second.o = attnres_out_f32(two, (ptrdiff_t)dim); /* in place of mix */
-    CHECK(attnres_merge(&x.desc, &second) == ATTNRES_OK);
+    CHECK(merge(&x.desc, &second) == ATTNRES_OK);
     CHECK_AT_MOST("two phases", test_relative_l2_f32(two, one, count), 1e-6);
     free(one);
     free(two);
@@ -568,8 +576,8 @@ static void cached_inverse_rms_same_bits(void) {
         const double *const list[3] = {inv_rms[0], NULL, inv_rms[1]};
         attnres_mix_args args = case_args(&x, plain);
         CHECK(mix(&x.desc, &args) == ATTNRES_OK);
-        CHECK(attnres_inverse_rms(&x.desc, 4, x.sources[0], inv_rms[0]) == ATTNRES_OK);
-        CHECK(attnres_inverse_rms(&x.desc, 4, x.sources[2], inv_rms[1]) == ATTNRES_OK);
+        CHECK(attnres_inverse_rms(&x.desc, 4, x.sources[0], inv_rms[0], NULL) == ATTNRES_OK);
+        CHECK(attnres_inverse_rms(&x.desc, 4, x.sources[2], inv_rms[1], NULL) == ATTNRES_OK);
         args = case_args(&x, cached);
         args.inv_rms = list;
         CHECK(mix(&x.desc, &args) == ATTNRES_OK);
@@ -587,7 +595,7 @@ static void cached_inverse_rms_same_bits(void) {
 static void inverse_rms_is_right(void) {
     mix_case x = case_make(1, 3, 100, 1);
     double inv_rms[3];
-    CHECK(attnres_inverse_rms(&x.desc, 3, x.sources[0], inv_rms) == ATTNRES_OK);
+    CHECK(attnres_inverse_rms(&x.desc, 3, x.sources[0], inv_rms, NULL) == ATTNRES_OK);
     for (size_t t = 0; t < 3; t++) {
         double squares = 0;
         for (size_t i = 0; i < 100; i++)
@@ -685,7 +693,8 @@ static void misaligned_buffers_same_bits(void) {
     args.o = attnres_out_f32(base + n * count + 3 * dim, (ptrdiff_t)dim);
     for (size_t past = 0; past < 64; past++) {
         attnres_run run;
-        size_t bytes = attnres_mix_scratch_bytes(&x.desc, n);
+        size_t bytes = attnres_mix_scratch_bytes(&x.desc, n, NULL);
+        memset(&run, 0, sizeof run);
         unsigned char *scratch = (unsigned char *)test_alloc(bytes + past);
         run.scratch = scratch + past;
         run.scratch_bytes = bytes;
@@ -769,14 +778,14 @@ static void merge_output_may_be_its_input(void) {
     args.query = x.query;
     args.norm = x.norm;
     args.o = attnres_out_f32(apart, 40);
-    CHECK(attnres_merge(&x.desc, &args) == ATTNRES_OK);
+    CHECK(merge(&x.desc, &args) == ATTNRES_OK);
     float *in_place = test_floats(2 * 80);
     for (size_t which = 0; which < 2; which++) {
         memcpy(in_place, x.values, 2 * 80 * sizeof *in_place);
         args.mix = in_place;
         args.partial.data = in_place + 80;
         args.o.data = in_place + 80 * which;
-        CHECK(attnres_merge(&x.desc, &args) == ATTNRES_OK);
+        CHECK(merge(&x.desc, &args) == ATTNRES_OK);
         CHECK(same_bits(in_place + 80 * which, apart, 80));
     }
     free(in_place);
@@ -992,17 +1001,18 @@ static void bank_pass(attnres_bank *bank, const toy_model *m, size_t n_tokens, f
     size_t dim = m->desc.dim, count = n_tokens * dim;
     float *x = test_floats(count), *y = test_floats(count);
     memcpy(x, m->embedding, count * sizeof *x);
-    CHECK(attnres_bank_start(bank, n_tokens, attnres_in_f32(x, (ptrdiff_t)dim)) == ATTNRES_OK);
+    attnres_input in = attnres_in_f32(x, (ptrdiff_t)dim);
+    CHECK(attnres_bank_start(bank, n_tokens, in, NULL) == ATTNRES_OK);
     for (size_t l = 0; l <= 2 * m->desc.n_layers; l++) {
         attnres_result result =
             attnres_bank_read(bank, bank->n_blocks ? m->queries + l * dim : NULL,
-                              model_norm(m, l), attnres_out_f32(x, (ptrdiff_t)dim), NULL);
+                              model_norm(m, l), attnres_out_f32(x, (ptrdiff_t)dim), NULL, NULL);
         CHECK_MSG(result == ATTNRES_OK, "read %zu: %s", l, attnres_result_name(result));
         memcpy(reads + l * count, x, count * sizeof *x);
         if (l == 2 * m->desc.n_layers) break;
         sublayer(m, l, n_tokens, x, y);
         memcpy(x, y, count * sizeof *x);
-        CHECK(attnres_bank_add(bank, attnres_in_f32(x, (ptrdiff_t)dim)) == ATTNRES_OK);
+        CHECK(attnres_bank_add(bank, in, NULL) == ATTNRES_OK);
     }
     free(x);
     free(y);
@@ -1063,14 +1073,14 @@ static void bank_counts_k3s_blocks(void) {
     size_t sources_read = 0, mixes = 0;
     memcpy(x, m.embedding, sizeof x);
     CHECK(attnres_bank_capacity(&m.desc) == 8);
-    CHECK(attnres_bank_start(&bank, 1, in) == ATTNRES_OK);
+    CHECK(attnres_bank_start(&bank, 1, in, NULL) == ATTNRES_OK);
     for (size_t l = 0; l <= 186; l++) {
         if (bank.n_blocks) sources_read += bank.n_blocks, mixes++;
         if (l == 24) CHECK(bank.n_blocks == 1);
         if (l == 25) CHECK(bank.n_blocks == 2);
         CHECK(attnres_bank_read(&bank, m.queries, no_norm, attnres_out_f32(x, 19),
-                                l == 186 ? weights : NULL) == ATTNRES_OK);
-        if (l < 186) CHECK(attnres_bank_add(&bank, in) == ATTNRES_OK);
+                                l == 186 ? weights : NULL, NULL) == ATTNRES_OK);
+        if (l < 186) CHECK(attnres_bank_add(&bank, in, NULL) == ATTNRES_OK);
     }
     CHECK(bank.n_blocks == 8 && mixes == 186 && sources_read == 816);
     double sum = 0;
@@ -1102,8 +1112,8 @@ static void bank_starts_again(void) {
     bank_pass(&bank, &m, 5, five);
     for (size_t n = 1; n <= 5; n++) {
         float *nothing = test_floats(dim);
-        CHECK(attnres_bank_start(&bank, 1, attnres_in_f32(nothing, 0)) == ATTNRES_OK);
-        CHECK(attnres_bank_read(&bank, NULL, no_norm, attnres_out_f32(nothing, 0), NULL) ==
+        CHECK(attnres_bank_start(&bank, 1, attnres_in_f32(nothing, 0), NULL) == ATTNRES_OK);
+        CHECK(attnres_bank_read(&bank, NULL, no_norm, attnres_out_f32(nothing, 0), NULL, NULL) ==
               ATTNRES_OK);
         free(nothing);
         bank_pass(&bank, &m, n, other);
@@ -1134,7 +1144,7 @@ static void bank_serves_two_phases(void) {
     void *memory = bank_open(&bank, &m.desc);
     attnres_input in = attnres_in_f32(x, (ptrdiff_t)dim);
     memcpy(x, m.embedding, count * sizeof *x);
-    CHECK(attnres_bank_start(&bank, 3, in) == ATTNRES_OK);
+    CHECK(attnres_bank_start(&bank, 3, in, NULL) == ATTNRES_OK);
     for (size_t l = 0; l <= 8; l++) {
         const float *query = m.queries + l * dim;
         size_t n_blocks = bank.n_blocks;
@@ -1155,12 +1165,12 @@ static void bank_serves_two_phases(void) {
             second.query = query;
             second.norm = model_norm(&m, l);
             second.o = attnres_out_f32(o, (ptrdiff_t)dim);
-            CHECK(attnres_merge(&desc, &second) == ATTNRES_OK);
+            CHECK(merge(&desc, &second) == ATTNRES_OK);
         }
         CHECK(attnres_bank_read(&bank, query, model_norm(&m, l),
-                                attnres_out_f32(x, (ptrdiff_t)dim), NULL) == ATTNRES_OK);
+                                attnres_out_f32(x, (ptrdiff_t)dim), NULL, NULL) == ATTNRES_OK);
         if (n_blocks) CHECK_AT_MOST("two phases", test_relative_l2_f32(o, x, count), 1e-6);
-        if (l < 8) CHECK(attnres_bank_add(&bank, in) == ATTNRES_OK);
+        if (l < 8) CHECK(attnres_bank_add(&bank, in, NULL) == ATTNRES_OK);
     }
     free(x);
     free(o);
@@ -1177,11 +1187,11 @@ static void bank_adds_parts(void) {
     void *memory = bank_open(&bank, &desc);
     float x[2] = {1, 2}, o[2];
     attnres_input in = attnres_in_f32(x, 2);
-    CHECK(attnres_bank_start(&bank, 1, in) == ATTNRES_OK);
-    CHECK(attnres_bank_read(&bank, NULL, no_norm, attnres_out_f32(o, 2), NULL) == ATTNRES_OK);
+    CHECK(attnres_bank_start(&bank, 1, in, NULL) == ATTNRES_OK);
+    CHECK(attnres_bank_read(&bank, NULL, no_norm, attnres_out_f32(o, 2), NULL, NULL) == ATTNRES_OK);
     CHECK(bank.n_blocks == 1 && !bank.has_partial);
-    CHECK(attnres_bank_add(&bank, in) == ATTNRES_OK && bank.has_partial);
-    CHECK(attnres_bank_add(&bank, in) == ATTNRES_OK);
+    CHECK(attnres_bank_add(&bank, in, NULL) == ATTNRES_OK && bank.has_partial);
+    CHECK(attnres_bank_add(&bank, in, NULL) == ATTNRES_OK);
     CHECK(bank.partial[0] == 2 && bank.partial[1] == 4);
     CHECK(bank.blocks[0] == 1 && bank.blocks[1] == 2);
     free(memory);
@@ -1197,7 +1207,8 @@ static void results_have_names_and_texts(void) {
     } all[] = {NAMED(ATTNRES_OK),         NAMED(ATTNRES_ERR_NULL),  NAMED(ATTNRES_ERR_DIMS),
                NAMED(ATTNRES_ERR_SIZE),   NAMED(ATTNRES_ERR_NUMBER), NAMED(ATTNRES_ERR_TYPE),
                NAMED(ATTNRES_ERR_ALIGN),  NAMED(ATTNRES_ERR_STRIDE), NAMED(ATTNRES_ERR_SCRATCH),
-               NAMED(ATTNRES_ERR_UNIT),   NAMED(ATTNRES_ERR_ORDER)};
+               NAMED(ATTNRES_ERR_UNIT),   NAMED(ATTNRES_ERR_ORDER),  NAMED(ATTNRES_ERR_THREADS),
+               NAMED(ATTNRES_ERR_ISA)};
 #undef NAMED
     const char *unknown = attnres_result_text((attnres_result)COUNT(all));
     for (size_t i = 0; i < COUNT(all); i++) {
@@ -1224,7 +1235,7 @@ typedef struct written {
     double max[8];
     float o[16], weights[8], sum[8], mix[32], folded[8];
     attnres_bank bank;
-    unsigned char scratch[1024];
+    unsigned char scratch[1 << 20]; /* whatever number of threads OpenMP has */
 } written;
 static written misuse_out, misuse_before;
 
@@ -1266,6 +1277,7 @@ static attnres_desc misuse_desc(void) {
 
 static attnres_run misuse_run(void) {
     attnres_run run;
+    memset(&run, 0, sizeof run);
     run.scratch = misuse_out.scratch;
     run.scratch_bytes = sizeof misuse_out.scratch;
     return run;
@@ -1295,6 +1307,11 @@ static attnres_mix_args misuse_mix_args(const attnres_input *sources) {
     return args;
 }
 
+static void never_called(void *user, size_t n, attnres_task task, void *context) {
+    (void)user, (void)n, (void)task, (void)context;
+    CHECK(0);
+}
+
 static void mix_refuses_misuse(void) {
     attnres_input sources[2], bad[2];
     double inv_rms[2] = {1, 1};
@@ -1312,7 +1329,12 @@ static void mix_refuses_misuse(void) {
     SPOILED_MIX(ATTNRES_ERR_NULL, args.o.data = NULL);
     SPOILED_MIX(ATTNRES_ERR_SCRATCH, run.scratch = NULL);
     SPOILED_MIX(ATTNRES_ERR_SCRATCH,
-                run.scratch_bytes = attnres_mix_scratch_bytes(&good_desc, 2) - 1);
+                run.scratch_bytes = attnres_mix_scratch_bytes(&good_desc, 2, NULL) - 1);
+    SPOILED_MIX(ATTNRES_ERR_SCRATCH, run.parallel_for = never_called; run.n_threads = 1 << 16);
+    SPOILED_MIX(ATTNRES_ERR_SIZE, run.parallel_for = never_called; run.n_threads = SIZE_MAX / 2);
+    SPOILED_MIX(ATTNRES_ERR_THREADS, run.parallel_for = never_called);
+    SPOILED_MIX(ATTNRES_ERR_ISA, run.isa = (attnres_isa)9);
+    SPOILED_MIX(ATTNRES_ERR_ISA, run.isa = (attnres_isa)-1);
     SPOILED_MIX(ATTNRES_ERR_DIMS, desc.dim = 0);
     SPOILED_MIX(ATTNRES_ERR_DIMS, args.n_sources = 0);
     SPOILED_MIX(ATTNRES_ERR_NUMBER, desc.eps = 0);
@@ -1329,6 +1351,8 @@ static void mix_refuses_misuse(void) {
     SPOILED_MIX(ATTNRES_ERR_ALIGN, args.query = off_by_one(misuse_query));
     SPOILED_MIX(ATTNRES_ERR_ALIGN, args.norm.weight = off_by_one(misuse_query));
     SPOILED_MIX(ATTNRES_ERR_ALIGN, args.o.data = off_by_one(misuse_out.o));
+    SPOILED_MIX(ATTNRES_ERR_ALIGN, args.o = attnres_out((char *)misuse_out.o + 1, ATTNRES_F16, 8));
+    SPOILED_MIX(ATTNRES_ERR_STRIDE, args.o = attnres_out(misuse_out.o, ATTNRES_F16, 3));
     SPOILED_MIX(ATTNRES_ERR_ALIGN, args.weights = off_by_one(misuse_out.weights));
     SPOILED_MIX(ATTNRES_ERR_ALIGN, args.inv_rms = cached);
     SPOILED_MIX(ATTNRES_ERR_STRIDE, args.o.token_stride = 0);
@@ -1348,8 +1372,10 @@ static void mix_refuses_misuse(void) {
         bad[j].data = off_by_one(misuse_values[j]);
         SPOILED_MIX(ATTNRES_ERR_ALIGN, args.sources = bad);
         bad[j] = sources[j];
-        bad[j].type = (attnres_type)1;
+        bad[j].type = (attnres_type)3;
         SPOILED_MIX(ATTNRES_ERR_TYPE, args.sources = bad);
+        bad[j] = attnres_in((char *)misuse_values[j] + 1, ATTNRES_BF16, MISUSE_DIM);
+        SPOILED_MIX(ATTNRES_ERR_ALIGN, args.sources = bad);
         bad[j] = sources[j];
         bad[j].token_stride = PTRDIFF_MAX / 4;
         SPOILED_MIX(ATTNRES_ERR_SIZE, args.sources = bad);
@@ -1410,8 +1436,10 @@ static void inter_refuses_misuse(void) {
     SPOILED_INTER(ATTNRES_ERR_ALIGN, args.sum = off_by_one(args.sum));
     SPOILED_INTER(ATTNRES_ERR_ALIGN, args.mix = off_by_one(args.mix));
     SPOILED_INTER(ATTNRES_ERR_ALIGN, bad[1] = off_by_one(misuse_query); args.queries = bad);
-    SPOILED_INTER(ATTNRES_ERR_TYPE, sources[1].type = (attnres_type)2);
+    SPOILED_INTER(ATTNRES_ERR_TYPE, sources[1].type = (attnres_type)3);
     misuse_sources(sources);
+    SPOILED_INTER(ATTNRES_ERR_THREADS, run.parallel_for = never_called);
+    SPOILED_INTER(ATTNRES_ERR_ISA, run.isa = (attnres_isa)9);
     SPOILED_INTER(ATTNRES_ERR_DIMS, desc.dim = 0);
     SPOILED_INTER(ATTNRES_ERR_DIMS, args.n_sources = 0);
     SPOILED_INTER(ATTNRES_ERR_DIMS, args.n_queries = 0);
@@ -1421,7 +1449,7 @@ static void inter_refuses_misuse(void) {
     SPOILED_INTER(ATTNRES_ERR_SIZE, args.n_sources = SIZE_MAX / 8);
     SPOILED_INTER(ATTNRES_ERR_SCRATCH, run.scratch = NULL);
     SPOILED_INTER(ATTNRES_ERR_SCRATCH,
-                  run.scratch_bytes = attnres_inter_scratch_bytes(&good_desc, 2, 2) - 1);
+                  run.scratch_bytes = attnres_inter_scratch_bytes(&good_desc, 2, 2, NULL) - 1);
     CHECK(attnres_inter(&good_desc, &good_args, &good_run) == ATTNRES_OK);
 }
 
@@ -1429,8 +1457,9 @@ static void inter_refuses_misuse(void) {
     do {                                                                                           \
         attnres_desc desc = good_desc;                                                             \
         attnres_merge_args args = good_args;                                                       \
+        attnres_run run = good_run;                                                                \
         spoil;                                                                                     \
-        REFUSED(result, attnres_merge(&desc, &args));                                              \
+        REFUSED(result, attnres_merge(&desc, &args, &run));                                        \
     } while (0)
 
 static void merge_refuses_misuse(void) {
@@ -1438,6 +1467,7 @@ static void merge_refuses_misuse(void) {
     float sum[2] = {1, 1};
     misuse_begin();
     const attnres_desc good_desc = misuse_desc();
+    const attnres_run good_run = misuse_run();
     attnres_merge_args good_args;
     memset(&good_args, 0, sizeof good_args);
     good_args.n_tokens = MISUSE_TOKENS;
@@ -1446,8 +1476,14 @@ static void merge_refuses_misuse(void) {
     good_args.query = misuse_query;
     good_args.norm = misuse_norm();
     good_args.o = attnres_out_f32(misuse_out.o, 8);
-    REFUSED(ATTNRES_ERR_NULL, attnres_merge(NULL, &good_args));
-    REFUSED(ATTNRES_ERR_NULL, attnres_merge(&good_desc, NULL));
+    REFUSED(ATTNRES_ERR_NULL, attnres_merge(NULL, &good_args, &good_run));
+    REFUSED(ATTNRES_ERR_NULL, attnres_merge(&good_desc, NULL, &good_run));
+    REFUSED(ATTNRES_ERR_NULL, attnres_merge(&good_desc, &good_args, NULL));
+    SPOILED_MERGE(ATTNRES_ERR_SCRATCH, run.scratch = NULL);
+    SPOILED_MERGE(ATTNRES_ERR_SCRATCH,
+                  run.scratch_bytes = attnres_merge_scratch_bytes(&good_desc, NULL) - 1);
+    SPOILED_MERGE(ATTNRES_ERR_THREADS, run.parallel_for = never_called);
+    SPOILED_MERGE(ATTNRES_ERR_ISA, run.isa = (attnres_isa)9);
     SPOILED_MERGE(ATTNRES_ERR_NULL, args.max = NULL);
     SPOILED_MERGE(ATTNRES_ERR_NULL, args.sum = NULL);
     SPOILED_MERGE(ATTNRES_ERR_NULL, args.mix = NULL);
@@ -1469,7 +1505,7 @@ static void merge_refuses_misuse(void) {
     SPOILED_MERGE(ATTNRES_ERR_DIMS, desc.dim = 0);
     SPOILED_MERGE(ATTNRES_ERR_NUMBER, desc.scale = -1);
     SPOILED_MERGE(ATTNRES_ERR_NUMBER, args.norm.eps = -1);
-    CHECK(attnres_merge(&good_desc, &good_args) == ATTNRES_OK);
+    CHECK(attnres_merge(&good_desc, &good_args, &good_run) == ATTNRES_OK);
 }
 
 static void fold_and_inverse_rms_refuse_misuse(void) {
@@ -1488,14 +1524,22 @@ static void fold_and_inverse_rms_refuse_misuse(void) {
     attnres_input in = attnres_in_f32(misuse_values[0], MISUSE_DIM), wrong = in;
     wrong.type = (attnres_type)3;
     bad.eps = 0;
-    REFUSED(ATTNRES_ERR_NULL, attnres_inverse_rms(NULL, 2, in, inv));
-    REFUSED(ATTNRES_ERR_NULL, attnres_inverse_rms(&desc, 2, in, NULL));
-    REFUSED(ATTNRES_ERR_ALIGN, attnres_inverse_rms(&desc, 2, in, (double *)(void *)((char *)inv + 4)));
-    REFUSED(ATTNRES_ERR_NUMBER, attnres_inverse_rms(&bad, 2, in, inv));
-    REFUSED(ATTNRES_ERR_TYPE, attnres_inverse_rms(&desc, 2, wrong, inv));
-    REFUSED(ATTNRES_ERR_SIZE, attnres_inverse_rms(&desc, SIZE_MAX / 2, in, inv));
+    REFUSED(ATTNRES_ERR_NULL, attnres_inverse_rms(NULL, 2, in, inv, NULL));
+    REFUSED(ATTNRES_ERR_NULL, attnres_inverse_rms(&desc, 2, in, NULL, NULL));
+    REFUSED(ATTNRES_ERR_ALIGN,
+            attnres_inverse_rms(&desc, 2, in, (double *)(void *)((char *)inv + 4), NULL));
+    REFUSED(ATTNRES_ERR_NUMBER, attnres_inverse_rms(&bad, 2, in, inv, NULL));
+    REFUSED(ATTNRES_ERR_TYPE, attnres_inverse_rms(&desc, 2, wrong, inv, NULL));
+    REFUSED(ATTNRES_ERR_SIZE, attnres_inverse_rms(&desc, SIZE_MAX / 2, in, inv, NULL));
     wrong = attnres_in_f32(NULL, MISUSE_DIM);
-    REFUSED(ATTNRES_ERR_NULL, attnres_inverse_rms(&desc, 2, wrong, inv));
+    REFUSED(ATTNRES_ERR_NULL, attnres_inverse_rms(&desc, 2, wrong, inv, NULL));
+    attnres_run run;
+    memset(&run, 0, sizeof run);
+    run.isa = (attnres_isa)9;
+    REFUSED(ATTNRES_ERR_ISA, attnres_inverse_rms(&desc, 2, in, inv, &run));
+    run.isa = ATTNRES_ISA_AUTO;
+    run.parallel_for = never_called;
+    REFUSED(ATTNRES_ERR_THREADS, attnres_inverse_rms(&desc, 2, in, inv, &run));
 }
 
 #define SPOILED_BANK(result, spoil)                                                                \
@@ -1524,6 +1568,7 @@ static void bank_init_refuses_misuse(void) {
     SPOILED_BANK(ATTNRES_ERR_DIMS, desc.block_size = 0);
     SPOILED_BANK(ATTNRES_ERR_NUMBER, desc.eps = 0);
     SPOILED_BANK(ATTNRES_ERR_NUMBER, desc.scale = -2);
+    SPOILED_BANK(ATTNRES_ERR_SIZE, desc.n_threads = SIZE_MAX / 2);
     SPOILED_BANK(ATTNRES_ERR_SIZE, desc.n_layers = SIZE_MAX);
     SPOILED_BANK(ATTNRES_ERR_SIZE, desc.n_layers = SIZE_MAX / 2 + 2);
     SPOILED_BANK(ATTNRES_ERR_SIZE, desc.n_layers = SIZE_MAX / 4);
@@ -1559,46 +1604,61 @@ static void bank_refuses_misuse(void) {
     for (size_t i = 0; i < COUNT(o); i++) o[i] = 12345;
 
     memset(&bank, 0, sizeof bank); /* never initialised */
-    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_start(&bank, 2, in));
-    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_read(&bank, m.queries, norm, out, NULL));
-    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_add(&bank, in));
+    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_start(&bank, 2, in, NULL));
+    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_read(&bank, m.queries, norm, out, NULL, NULL));
+    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_add(&bank, in, NULL));
     CHECK(attnres_bank_init(&bank, &m.desc, memory, bytes) == ATTNRES_OK); /* not started */
-    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_read(&bank, m.queries, norm, out, NULL));
-    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_add(&bank, in));
-    BANK_REFUSES(ATTNRES_ERR_NULL, attnres_bank_start(NULL, 2, in));
-    BANK_REFUSES(ATTNRES_ERR_NULL, attnres_bank_start(&bank, 2, attnres_in_f32(NULL, 19)));
-    BANK_REFUSES(ATTNRES_ERR_DIMS, attnres_bank_start(&bank, 3, in));
+    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_read(&bank, m.queries, norm, out, NULL, NULL));
+    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_add(&bank, in, NULL));
+    BANK_REFUSES(ATTNRES_ERR_NULL, attnres_bank_start(NULL, 2, in, NULL));
+    BANK_REFUSES(ATTNRES_ERR_NULL, attnres_bank_start(&bank, 2, attnres_in_f32(NULL, 19), NULL));
+    BANK_REFUSES(ATTNRES_ERR_DIMS, attnres_bank_start(&bank, 3, in, NULL));
     bad.type = (attnres_type)5;
-    BANK_REFUSES(ATTNRES_ERR_TYPE, attnres_bank_start(&bank, 2, bad));
+    BANK_REFUSES(ATTNRES_ERR_TYPE, attnres_bank_start(&bank, 2, bad, NULL));
     bad = attnres_in_f32(off_by_one(m.embedding), 19);
-    BANK_REFUSES(ATTNRES_ERR_ALIGN, attnres_bank_start(&bank, 2, bad));
+    BANK_REFUSES(ATTNRES_ERR_ALIGN, attnres_bank_start(&bank, 2, bad, NULL));
     BANK_REFUSES(ATTNRES_ERR_SIZE,
-                 attnres_bank_start(&bank, 2, attnres_in_f32(m.embedding, PTRDIFF_MAX)));
+                 attnres_bank_start(&bank, 2, attnres_in_f32(m.embedding, PTRDIFF_MAX), NULL));
 
-    CHECK(attnres_bank_start(&bank, 2, in) == ATTNRES_OK);
-    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_add(&bank, in)); /* nothing was read */
-    BANK_REFUSES(ATTNRES_ERR_NULL, attnres_bank_read(NULL, m.queries, norm, out, NULL));
-    BANK_REFUSES(ATTNRES_ERR_NUMBER, attnres_bank_read(&bank, m.queries, bad_norm, out, NULL));
+    attnres_run no_isa, no_threads;
+    memset(&no_isa, 0, sizeof no_isa), memset(&no_threads, 0, sizeof no_threads);
+    no_isa.isa = (attnres_isa)9, no_threads.parallel_for = never_called;
+    BANK_REFUSES(ATTNRES_ERR_ISA, attnres_bank_start(&bank, 2, in, &no_isa));
+    BANK_REFUSES(ATTNRES_ERR_THREADS, attnres_bank_start(&bank, 2, in, &no_threads));
+
+    CHECK(attnres_bank_start(&bank, 2, in, NULL) == ATTNRES_OK);
+    BANK_REFUSES(ATTNRES_ERR_ISA, attnres_bank_read(&bank, m.queries, norm, out, NULL, &no_isa));
+    BANK_REFUSES(ATTNRES_ERR_THREADS,
+                 attnres_bank_read(&bank, m.queries, norm, out, NULL, &no_threads));
+    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_add(&bank, in, NULL)); /* nothing was read */
+    BANK_REFUSES(ATTNRES_ERR_NULL, attnres_bank_read(NULL, m.queries, norm, out, NULL, NULL));
+    BANK_REFUSES(ATTNRES_ERR_NUMBER,
+                 attnres_bank_read(&bank, m.queries, bad_norm, out, NULL, NULL));
     bad_out.data = NULL;
-    BANK_REFUSES(ATTNRES_ERR_NULL, attnres_bank_read(&bank, m.queries, norm, bad_out, NULL));
+    BANK_REFUSES(ATTNRES_ERR_NULL, attnres_bank_read(&bank, m.queries, norm, bad_out, NULL, NULL));
     bad_out = attnres_out_f32(o, 18);
-    BANK_REFUSES(ATTNRES_ERR_STRIDE, attnres_bank_read(&bank, m.queries, norm, bad_out, NULL));
+    BANK_REFUSES(ATTNRES_ERR_STRIDE,
+                 attnres_bank_read(&bank, m.queries, norm, bad_out, NULL, NULL));
     bad_out = attnres_out_f32(off_by_one(o), 19);
-    BANK_REFUSES(ATTNRES_ERR_ALIGN, attnres_bank_read(&bank, m.queries, norm, bad_out, NULL));
+    BANK_REFUSES(ATTNRES_ERR_ALIGN, attnres_bank_read(&bank, m.queries, norm, bad_out, NULL, NULL));
     for (size_t l = 0; l < 4; l++) {
         attnres_output keep = attnres_out_f32(kept, 19);
-        if (l) BANK_REFUSES(ATTNRES_ERR_NULL, attnres_bank_read(&bank, NULL, norm, out, NULL));
-        CHECK(attnres_bank_read(&bank, m.queries, norm, keep, NULL) == ATTNRES_OK);
-        BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_read(&bank, m.queries, norm, out, NULL));
-        BANK_REFUSES(ATTNRES_ERR_ALIGN, attnres_bank_add(&bank, bad));
-        BANK_REFUSES(ATTNRES_ERR_NULL, attnres_bank_add(NULL, in));
-        BANK_REFUSES(ATTNRES_ERR_NULL, attnres_bank_add(&bank, attnres_in_f32(NULL, 19)));
-        BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_read(&bank, m.queries, norm, out, NULL));
-        CHECK(attnres_bank_add(&bank, in) == ATTNRES_OK);
+        if (l)
+            BANK_REFUSES(ATTNRES_ERR_NULL, attnres_bank_read(&bank, NULL, norm, out, NULL, NULL));
+        CHECK(attnres_bank_read(&bank, m.queries, norm, keep, NULL, NULL) == ATTNRES_OK);
+        BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_read(&bank, m.queries, norm, out, NULL, NULL));
+        BANK_REFUSES(ATTNRES_ERR_ALIGN, attnres_bank_add(&bank, bad, NULL));
+        BANK_REFUSES(ATTNRES_ERR_NULL, attnres_bank_add(NULL, in, NULL));
+        BANK_REFUSES(ATTNRES_ERR_ISA, attnres_bank_add(&bank, in, &no_isa));
+        BANK_REFUSES(ATTNRES_ERR_THREADS, attnres_bank_add(&bank, in, &no_threads));
+        BANK_REFUSES(ATTNRES_ERR_NULL, attnres_bank_add(&bank, attnres_in_f32(NULL, 19), NULL));
+        BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_read(&bank, m.queries, norm, out, NULL, NULL));
+        CHECK(attnres_bank_add(&bank, in, NULL) == ATTNRES_OK);
     }
-    CHECK(attnres_bank_read(&bank, m.queries, norm, attnres_out_f32(kept, 19), NULL) == ATTNRES_OK);
-    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_read(&bank, m.queries, norm, out, NULL));
-    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_add(&bank, in));
+    attnres_output last = attnres_out_f32(kept, 19);
+    CHECK(attnres_bank_read(&bank, m.queries, norm, last, NULL, NULL) == ATTNRES_OK);
+    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_read(&bank, m.queries, norm, out, NULL, NULL));
+    BANK_REFUSES(ATTNRES_ERR_ORDER, attnres_bank_add(&bank, in, NULL));
     free(memory);
     free(copy);
     model_free(&m);
@@ -1619,8 +1679,9 @@ static void zero_tokens_touch_nothing(void) {
     merge_args.o.data = misuse_out.o;
     REFUSED(ATTNRES_OK, attnres_mix(&desc, &mix_args, NULL));
     REFUSED(ATTNRES_OK, attnres_inter(&desc, &inter_args, NULL));
-    REFUSED(ATTNRES_OK, attnres_merge(&desc, &merge_args));
-    REFUSED(ATTNRES_OK, attnres_inverse_rms(&desc, 0, attnres_in_f32(NULL, 0), misuse_out.inv_rms));
+    REFUSED(ATTNRES_OK, attnres_merge(&desc, &merge_args, NULL));
+    attnres_input nothing = attnres_in_f32(NULL, 0);
+    REFUSED(ATTNRES_OK, attnres_inverse_rms(&desc, 0, nothing, misuse_out.inv_rms, NULL));
     desc.eps = 0;
     REFUSED(ATTNRES_ERR_NUMBER, attnres_mix(&desc, &mix_args, NULL));
 }
@@ -1630,11 +1691,11 @@ static void bank_passes_of_zero_tokens(void) {
     attnres_bank bank;
     void *memory = bank_open(&bank, &m.desc);
     attnres_input nothing = attnres_in_f32(NULL, 0);
-    CHECK(attnres_bank_start(&bank, 0, nothing) == ATTNRES_OK);
+    CHECK(attnres_bank_start(&bank, 0, nothing, NULL) == ATTNRES_OK);
     for (size_t l = 0; l <= 6; l++) {
-        CHECK(attnres_bank_read(&bank, NULL, no_norm, attnres_out_f32(NULL, 0), NULL) ==
+        CHECK(attnres_bank_read(&bank, NULL, no_norm, attnres_out_f32(NULL, 0), NULL, NULL) ==
               ATTNRES_OK);
-        if (l < 6) CHECK(attnres_bank_add(&bank, nothing) == ATTNRES_OK);
+        if (l < 6) CHECK(attnres_bank_add(&bank, nothing, NULL) == ATTNRES_OK);
     }
     CHECK(bank.n_blocks == 3);
     free(memory);
@@ -1643,22 +1704,33 @@ static void bank_passes_of_zero_tokens(void) {
 
 static void sizes_are_zero_when_invalid(void) {
     attnres_desc desc = misuse_desc();
-    CHECK(attnres_mix_scratch_bytes(&desc, 1) > 0);
-    CHECK(attnres_inter_scratch_bytes(&desc, 1, 1) > 0);
-    CHECK(attnres_mix_scratch_bytes(NULL, 1) == 0);
-    CHECK(attnres_mix_scratch_bytes(&desc, 0) == 0);
-    CHECK(attnres_inter_scratch_bytes(&desc, 0, 1) == 0);
-    CHECK(attnres_inter_scratch_bytes(&desc, 1, 0) == 0);
-    CHECK(attnres_inter_scratch_bytes(NULL, 1, 1) == 0);
+    CHECK(attnres_mix_scratch_bytes(&desc, 1, NULL) > 0);
+    CHECK(attnres_inter_scratch_bytes(&desc, 1, 1, NULL) > 0);
+    CHECK(attnres_merge_scratch_bytes(&desc, NULL) > 0);
+    CHECK(attnres_merge_scratch_bytes(NULL, NULL) == 0);
+    attnres_run run;
+    memset(&run, 0, sizeof run);
+    run.isa = (attnres_isa)9;
+    CHECK(attnres_mix_scratch_bytes(&desc, 1, &run) == 0);
+    CHECK(attnres_inter_scratch_bytes(&desc, 1, 1, &run) == 0);
+    CHECK(attnres_merge_scratch_bytes(&desc, &run) == 0);
+    run.isa = ATTNRES_ISA_AUTO;
+    run.parallel_for = never_called;
+    CHECK(attnres_mix_scratch_bytes(&desc, 1, &run) == 0);
+    CHECK(attnres_mix_scratch_bytes(NULL, 1, NULL) == 0);
+    CHECK(attnres_mix_scratch_bytes(&desc, 0, NULL) == 0);
+    CHECK(attnres_inter_scratch_bytes(&desc, 0, 1, NULL) == 0);
+    CHECK(attnres_inter_scratch_bytes(&desc, 1, 0, NULL) == 0);
+    CHECK(attnres_inter_scratch_bytes(NULL, 1, 1, NULL) == 0);
     const size_t huge[] = {SIZE_MAX, SIZE_MAX - 63, SIZE_MAX / 2, SIZE_MAX / 4 + 1, SIZE_MAX / 8};
     for (size_t i = 0; i < COUNT(huge); i++) {
-        CHECK(attnres_mix_scratch_bytes(&desc, huge[i]) == 0);
-        CHECK(attnres_inter_scratch_bytes(&desc, huge[i], 1) == 0);
-        CHECK(attnres_inter_scratch_bytes(&desc, 1, huge[i]) == 0);
-        CHECK(attnres_inter_scratch_bytes(&desc, huge[i], huge[i]) == 0);
+        CHECK(attnres_mix_scratch_bytes(&desc, huge[i], NULL) == 0);
+        CHECK(attnres_inter_scratch_bytes(&desc, huge[i], 1, NULL) == 0);
+        CHECK(attnres_inter_scratch_bytes(&desc, 1, huge[i], NULL) == 0);
+        CHECK(attnres_inter_scratch_bytes(&desc, huge[i], huge[i], NULL) == 0);
     }
     desc.dim = SIZE_MAX;
-    CHECK(attnres_mix_scratch_bytes(&desc, 1) == 0);
+    CHECK(attnres_mix_scratch_bytes(&desc, 1, NULL) == 0);
     CHECK(attnres_bank_bytes(NULL) == 0 && attnres_bank_capacity(NULL) == 0);
     attnres_bank_desc zero;
     memset(&zero, 0, sizeof zero);
@@ -1670,8 +1742,8 @@ static void bank_bytes_are_what_the_manual_says(void) {
     attnres_bank_desc desc = bank_desc(1, 93, 12, ATTNRES_LAYERS);
     desc.dim = 7168;
     desc.n_tokens = 16;
-    size_t rows = 16 * 7168 * sizeof(float) * 9;
-    CHECK(attnres_bank_bytes(&desc) >= rows && attnres_bank_bytes(&desc) < rows + 4096);
+    size_t rows = 16 * 7168 * sizeof(float) * 9, scratch = 7168 * (sizeof(double) + sizeof(float));
+    CHECK(attnres_bank_bytes(&desc) >= rows && attnres_bank_bytes(&desc) < rows + scratch + 8192);
 }
 
 int main(void) {

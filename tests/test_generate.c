@@ -281,7 +281,7 @@ static void bad_usage(void) {
     check_refused(LINEAR_TINY " --prompt a --temperature -1", 2, "--temperature");
     check_refused(LINEAR_TINY " --prompt a --top-p 0", 2, "--top-p");
     check_refused(LINEAR_TINY " --prompt a --top-p 1.5", 2, "--top-p");
-    check_refused(LINEAR_TINY " --prompt a --isa avx9", 2, "auto or scalar");
+    check_refused(LINEAR_TINY " --prompt a --isa avx9", 2, "auto, scalar, avx2");
 }
 
 static void bad_tokens(void) {
