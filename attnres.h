@@ -126,7 +126,7 @@ MEMORY
     the bytes and return 0 for an invalid description or a size past what can be addressed. Both may
     have any alignment (64 bytes recommended). Scratch does not depend on the number of tokens, and
     its contents carry nothing from one call to the next. Other pointers need the alignment of their
-    element type. A call uses less than 6 KiB of stack.
+    element type. A call uses less than 6 KiB of stack (unoptimised builds: 32 KiB).
 
     No mutable globals but the choice of kernels, made once: calls with different outputs, scratch
     and banks may run at once in any threads.
@@ -936,7 +936,7 @@ static void attnresi_add(const void *row, attnres_type type, size_t n, float *su
 
 /* Elements i .. i + n - 1 of a row, up to whole lanes with zeros. */
 static void attnresi_read_padded(const void *row, attnres_type type, size_t i, size_t n,
-                               float *lane) {
+                                 float *lane) {
     attnresi_clear_lanes(lane);
     attnresi_to_floats(attnresi_element(row, type, i), type, n, lane);
 }
@@ -1781,6 +1781,10 @@ ATTNRES_API attnres_result attnres_bank_add(attnres_bank *bank, attnres_input de
  * spells the operations on them for each set; the file then includes itself once for each, and the
  * last section becomes that set's kernels. */
 
+/* Without optimisation each wide value lives on the stack, and a kernel takes 100 KiB of it. */
+#if defined(__GNUC__) && !defined(__OPTIMIZE__) && !defined(ATTNRES_NO_SIMD)
+#define ATTNRES_NO_SIMD
+#endif
 #if !defined(ATTNRES_NO_SIMD) && defined(__GNUC__) && defined(__x86_64__)
 #define ATTNRESI_X86 1
 #elif !defined(ATTNRES_NO_SIMD) && defined(_MSC_VER) && defined(_M_X64)

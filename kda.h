@@ -56,7 +56,7 @@ SMALLEST PROGRAM
         args.o = kda_out_f32(o, 2, 2);
         args.seqs = &seq, args.n_seqs = 1;
         kda_run run = {0};
-        run.scratch = scratch, run.scratch_bytes = sizeof scratch;
+        run.scratch = scratch, run.scratch_bytes = sizeof scratch, run.n_threads = 1;
         kda_result result = kda_forward(&desc, &args, &run);
         if (result != KDA_OK) return puts(kda_result_name(result)), 1;
         printf("%g %g\n", (double)o[0], (double)o[1]);
@@ -95,7 +95,7 @@ THE MATHEMATICS
       exp(g), and rows s of length dim_k:
           a = s . (e k)    b = s . (e q)    u = beta (v - a)    o = b + (k . q) u    s = e s + u k
     * Chunked, KDA_CHUNK tokens at a time. Decays enter only as running products of factors in
-      [0, 1]; nothing is divided by a decay and no matrix is inverted. See kdai_chunk_rows.
+      [0, 1]; nothing is divided by a decay and no matrix is inverted. See section 13 below.
 
 LAYOUTS
 
@@ -133,8 +133,9 @@ THREADS
     run.parallel_for, or, compiled with OpenMP and without a hook, in OpenMP's threads. Work is
     claimed piece by piece (a sequence, a head, a tile of its value channels), so a pool that runs
     fewer workers than asked, one at a time, or none, still gets the whole result; a call from
-    inside a parallel region is fine. Results never depend on who did what. kda_layer has three
-    such rounds for every 64 rows: convolutions, operator, norm.
+    inside a parallel region is fine. Results never depend on who did what. kda_layer has five
+    such rounds for every 64 rows: three convolutions, operator, norm. With OpenMP ask for the
+    scratch size in the thread that calls, or set run.n_threads.
 
 ERRORS
 
@@ -154,13 +155,17 @@ NUMERICS
     * All arithmetic is IEEE float32 with fused multiply-add. exp, sigmoid and softplus are the
       header's own (at most 2 ulp from the exact value, exp(-inf) = 0); 1/sqrt(x) is a division by
       a correctly rounded square root.
-    * A sum over n elements has one fixed shape: 16 running lanes, element i goes to lane i % 16 by
-      fused multiply-add in order of i, the last 16 padded with zeros; then lanes 8 apart are
-      added, then 4, 2, 1.
+    * On the recurrent path and in norms a sum over n elements has one fixed shape: 16 running lanes,
+      element i goes to lane i % 16 by fused multiply-add in order of i, the last 16 padded with
+      zeros; then lanes 8 apart are added, then 4, 2, 1.
     * The recurrent path gives the same bits however the tokens are split into calls, whatever else
       is in the batch, however many threads run, and on every instruction set. The chunked path does
       so across calls split at multiples of KDA_CHUNK, for one instruction set. The two differ from
       each other by rounding only.
+    * Within the operator, subnormal numbers (below 1.2e-38) count as 0, as the processor has it: on
+      x86-64 and 64-bit ARM, where some would make a step 50 times slower. The caller's
+      floating-point environment is as it was when the call returns. The other functions keep
+      subnormals.
     * verify and commit(m) give the bits of m single steps, of state, window and outputs.
     * kda_layer gives the bits of its parts called one by one.
     * Any gate value up to and including -inf is safe in both paths: no overflow, no division by a
@@ -173,7 +178,7 @@ OPTIONS
     KDA_STATIC              every function static
     KDA_API                 or your own linkage
     KDA_ALLOW_FAST_MATH     see NUMERICS
-    KDA_NO_SIMD             plain C only
+    KDA_NO_SIMD             plain C only; so it is in a build without optimisation (GCC, Clang)
     KDA_NO_AVX512           nothing beyond AVX2
 
 LIMITS
@@ -263,8 +268,8 @@ typedef enum kda_head_map { KDA_HEADS_GROUPED = 0, KDA_HEADS_TILED = 1 } kda_hea
 typedef enum kda_type { KDA_F32 = 0, KDA_F16 = 1, KDA_BF16 = 2 } kda_type;
 
 typedef enum kda_algorithm {
-    KDA_AUTO = 0, /* recurrent below 16 tokens of a sequence in the call, else chunked: where the
-                          one began to win on every machine measured */
+    KDA_AUTO = 0, /* recurrent below 12 tokens of a sequence in the call, else chunked: where that was
+                     the faster on every machine measured (bench_kda --only switch) */
     KDA_RECURRENT = 1,
     KDA_CHUNKED = 2
 } kda_algorithm;
@@ -630,7 +635,9 @@ KDA_API kda_result kda_layer_commit(const kda_layer_desc *layer, const kda_seq *
 #if defined(KDA_IMPLEMENTATION) && !defined(KDA_IMPLEMENTATION_DONE)
 #define KDA_IMPLEMENTATION_DONE
 
-#if defined(__FAST_MATH__) && !defined(KDA_ALLOW_FAST_MATH)
+#if (defined(__FAST_MATH__) || defined(_M_FP_FAST) ||                                              \
+     (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)) &&                                   \
+    !defined(KDA_ALLOW_FAST_MATH)
 #error "kda.h: -ffast-math breaks -inf, NaN and bit-exactness; define KDA_ALLOW_FAST_MATH to accept"
 #endif
 
@@ -639,8 +646,11 @@ KDA_API kda_result kda_layer_commit(const kda_layer_desc *layer, const kda_seq *
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
-#if defined(_MSC_VER) && !defined(__clang__)
+#if defined(_MSC_VER)
 #include <intrin.h>
+#endif
+#if defined(__x86_64__) || defined(_M_X64)
+#include <xmmintrin.h>
 #endif
 
 #ifdef __cplusplus
@@ -716,31 +726,29 @@ KDA_API float kda_exp(float x) {
     return kdai_exp(x);
 }
 
-/* numerator / (base + z) for 0 <= z <= 1 and base 1 or 2: the rounding errors of the sum and of
- * the quotient are worked out and added back, `inverse` being 1 / (base + z) to one digit. */
-static float kdai_exact_quotient(float numerator, float base, float z, float inverse, float *rest) {
+/* numerator / (base + z) for 0 <= z <= 1 and base 1 or 2: the rounding errors of the sum and of the
+ * quotient are worked out. The exact value is the quotient and `rest` / (base + z). */
+static float kdai_exact_quotient(float numerator, float base, float z, float *rest) {
     float sum = base + z;
     float sum_error = z - (sum - base);
     float quotient = numerator / sum;
-    float remainder = fmaf(-quotient, sum, numerator);
-    remainder = fmaf(-quotient, sum_error, remainder);
-    *rest = remainder * inverse;
+    *rest = fmaf(-quotient, sum_error, fmaf(-quotient, sum, numerator));
     return quotient;
 }
 
-/* 1/(1+z) or z/(1+z) with z = exp(-|x|): no exponential of a positive number. */
+/* 1/(1+z) or z/(1+z) with z = exp(-|x|): no exponential of a positive number. 1 - z/2 is 1/(1+z) to
+ * the one digit that the rest needs. */
 KDA_API float kda_sigmoid(float x) {
     float z = kdai_exp(-fabsf(x)), rest;
-    float quotient =
-        kdai_exact_quotient(x >= 0.0f ? 1.0f : z, 1.0f, z, fmaf(-0.5f, z, 1.0f), &rest);
-    return quotient + rest;
+    float quotient = kdai_exact_quotient(x >= 0.0f ? 1.0f : z, 1.0f, z, &rest);
+    return fmaf(rest, fmaf(-0.5f, z, 1.0f), quotient);
 }
 
 /* max(x, 0) + log1p(z), z = exp(-|x|); log1p(z) = 2 atanh(s), s = z / (2 + z) <= 1/3, and
  * atanh(s) = s + s^3 P(s^2), P of degree 4 (error 1e-9). */
 KDA_API float kda_softplus(float x) {
     float z = kdai_exp(-fabsf(x)), rest;
-    float s = kdai_exact_quotient(z, 2.0f, z, fmaf(-0.16f, z, 0.5f), &rest);
+    float s = kdai_exact_quotient(z, 2.0f, z, &rest);
     float square = s * s;
     float p = 0x1.dba26p-4f;
     p = fmaf(p, square, 0x1.bc8cf8p-4f);
@@ -748,7 +756,7 @@ KDA_API float kda_softplus(float x) {
     p = fmaf(p, square, 0x1.9998d4p-3f);
     p = fmaf(p, square, 0x1.555556p-2f);
     float log1p_z = 2.0f * s;
-    log1p_z = fmaf(2.0f, fmaf(s * square, p, rest), log1p_z);
+    log1p_z = fmaf(2.0f, fmaf(s * square, p, rest * fmaf(-0.16f, z, 0.5f)), log1p_z);
     return x > 0.0f ? x + log1p_z : x != x ? x : log1p_z;
 }
 
@@ -1093,7 +1101,7 @@ static void kdai_take_batch(kdai_arena *arena, size_t n_seqs, size_t workers, si
 }
 
 /* Tokens from which KDA_AUTO goes the chunked way. */
-#define KDAI_AUTO_CHUNKED 16
+#define KDAI_AUTO_CHUNKED 12
 
 /* The sequences that are not padding and not empty, as spans. */
 static size_t kdai_list_spans(const kda_seq *seqs, size_t n_seqs, kdai_owned owner,
@@ -1879,6 +1887,34 @@ static void kdai_run_tile(const kdai_operator *op, const kdai_span *span, const 
     }
 }
 
+/* While a tile is worked on, subnormal numbers count as 0: a state that has all but decayed would
+ * make a step 50 times slower on some processors. Returns the floating-point environment to put
+ * back. */
+static uint64_t kdai_flush_subnormals(void) {
+#if defined(__x86_64__) || defined(_M_X64)
+    unsigned saved = _mm_getcsr();
+    _mm_setcsr(saved | 0x8040u); /* flush results to zero, take operands as zero */
+    return saved;
+#elif defined(__aarch64__) && defined(__GNUC__)
+    uint64_t saved;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved));
+    __asm__ volatile("msr fpcr, %0" : : "r"(saved | (uint64_t)1 << 24));
+    return saved;
+#else
+    return 0;
+#endif
+}
+
+static void kdai_restore_environment(uint64_t saved) {
+#if defined(__x86_64__) || defined(_M_X64)
+    _mm_setcsr((unsigned)saved);
+#elif defined(__aarch64__) && defined(__GNUC__)
+    __asm__ volatile("msr fpcr, %0" : : "r"(saved));
+#else
+    (void)saved;
+#endif
+}
+
 static void kdai_operator_item(void *call, size_t item, size_t worker) {
     const kdai_operator *op = (const kdai_operator *)call;
     size_t items_per_span = op->desc->n_heads * op->tiles;
@@ -1887,6 +1923,7 @@ static void kdai_operator_item(void *call, size_t item, size_t worker) {
     kdai_work work;
     kdai_carve_work(op->desc, op->kernels->panel, op->chunked, op->verify,
                     op->batch.memory + worker * op->batch.each, &work);
+    uint64_t environment = kdai_flush_subnormals();
     if (op->verify) { /* on a copy, moved on to where an earlier span of the sequence ended */
         size_t bytes = tile.n * op->desc->dim_k * kdai_type_bytes(op->desc->state_type);
         memcpy(work.copy, tile.state, bytes);
@@ -1897,6 +1934,7 @@ static void kdai_operator_item(void *call, size_t item, size_t worker) {
         kdai_run_panels(op, span, &tile, &work);
     else
         kdai_run_tile(op, span, &tile, &work);
+    kdai_restore_environment(environment);
 }
 
 static void kdai_commit_item(void *call, size_t item, size_t worker) {
@@ -1907,11 +1945,13 @@ static void kdai_commit_item(void *call, size_t item, size_t worker) {
     kdai_work work;
     kdai_carve_work(op->desc, op->kernels->panel, op->chunked, op->verify,
                     op->batch.memory + worker * op->batch.each, &work);
+    uint64_t environment = kdai_flush_subnormals();
     kdai_replay(op, span->seq->journal, span->n_tokens, &tile, &work);
+    kdai_restore_environment(environment);
 }
 
 /* Splits heads into tiles of value channels until there are a few items for each worker. Preparing
- * a block is repeated for each tile, so that a tile is never less than 8 channels. */
+ * a block is repeated for each tile, so that a tile is about 8 channels or more. */
 static void kdai_run_operator(kdai_operator *op, const kda_run *run, kdai_item item) {
     size_t heads = op->n_spans * op->desc->n_heads, wanted = 2 * kdai_workers(run);
     size_t most = (op->desc->dim_v + 7) / 8;
@@ -1987,6 +2027,7 @@ static size_t kdai_room(const uintptr_t *sorted, size_t n, uintptr_t at) {
  * `none` and `one` are the bytes of a journal for 0 tokens and for 1. */
 static kda_result kdai_check_journals(const kda_seq *seqs, size_t n_seqs, kdai_owned owner,
                                       size_t none, size_t one, uintptr_t *sorted) {
+    if (one == 0) return KDA_ERR_SIZE;
     kda_result result = kdai_check_owned(seqs, n_seqs, KDAI_JOURNAL, none, sizeof(float), sorted);
     size_t journals = 0;
     for (size_t i = 0; i < n_seqs; i++) journals += seqs[i].journal != NULL;
@@ -3100,6 +3141,10 @@ KDA_API kda_result kda_layer_commit(const kda_layer_desc *layer, const kda_seq *
  * AVX-512, two of AVX2, four of NEON. This section spells the operations on them for each set; the
  * file then includes itself once for each, and the last section becomes that set's kernels. */
 
+/* Without optimisation each wide value lives on the stack, and a kernel takes 100 KiB of it. */
+#if defined(__GNUC__) && !defined(__OPTIMIZE__) && !defined(KDA_NO_SIMD)
+#define KDA_NO_SIMD
+#endif
 #if !defined(KDA_NO_SIMD) && defined(__GNUC__) && defined(__x86_64__)
 #define KDAI_X86 1
 #elif !defined(KDA_NO_SIMD) && defined(_MSC_VER) && defined(_M_X64)
@@ -3699,13 +3744,11 @@ KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(exp)(KDAI_WIDE x) {
 
 /* kdai_exact_quotient. */
 KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(exact_quotient)(KDAI_WIDE numerator, KDAI_WIDE base, KDAI_WIDE z,
-                                                   KDAI_WIDE inverse, KDAI_WIDE *rest) {
+                                                   KDAI_WIDE *rest) {
     KDAI_WIDE sum = KDAI_(add)(base, z);
     KDAI_WIDE sum_error = KDAI_(sub)(z, KDAI_(sub)(sum, base));
     KDAI_WIDE quotient = KDAI_(div)(numerator, sum);
-    KDAI_WIDE remainder = KDAI_(nfma)(quotient, sum, numerator);
-    remainder = KDAI_(nfma)(quotient, sum_error, remainder);
-    *rest = KDAI_(mul)(remainder, inverse);
+    *rest = KDAI_(nfma)(quotient, sum_error, KDAI_(nfma)(quotient, sum, numerator));
     return quotient;
 }
 
@@ -3713,22 +3756,22 @@ KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(exact_quotient)(KDAI_WIDE numerator, KDAI_WID
 KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(sigmoid)(KDAI_WIDE x) {
     KDAI_WIDE z = KDAI_(exp)(KDAI_(minus_magnitude)(x)), one = KDAI_(set)(1.0f), rest;
     KDAI_WIDE inverse = KDAI_(nfma)(KDAI_(set)(0.5f), z, one);
-    KDAI_WIDE quotient =
-        KDAI_(exact_quotient)(KDAI_(positive)(x, one, z), one, z, inverse, &rest);
-    return KDAI_(add)(quotient, rest);
+    KDAI_WIDE quotient = KDAI_(exact_quotient)(KDAI_(positive)(x, one, z), one, z, &rest);
+    return KDAI_(fma)(rest, inverse, quotient);
 }
 
 /* kda_softplus. */
 KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(softplus)(KDAI_WIDE x) {
     KDAI_WIDE z = KDAI_(exp)(KDAI_(minus_magnitude)(x)), two = KDAI_(set)(2.0f), rest;
     KDAI_WIDE inverse = KDAI_(nfma)(KDAI_(set)(0.16f), z, KDAI_(set)(0.5f));
-    KDAI_WIDE s = KDAI_(exact_quotient)(z, two, z, inverse, &rest);
+    KDAI_WIDE s = KDAI_(exact_quotient)(z, two, z, &rest);
     KDAI_WIDE square = KDAI_(mul)(s, s), p = KDAI_(set)(0x1.dba26p-4f);
     p = KDAI_(fma)(p, square, KDAI_(set)(0x1.bc8cf8p-4f));
     p = KDAI_(fma)(p, square, KDAI_(set)(0x1.24c926p-3f));
     p = KDAI_(fma)(p, square, KDAI_(set)(0x1.9998d4p-3f));
     p = KDAI_(fma)(p, square, KDAI_(set)(0x1.555556p-2f));
     KDAI_WIDE log1p_z = KDAI_(mul)(two, s);
+    rest = KDAI_(mul)(rest, inverse);
     log1p_z = KDAI_(fma)(two, KDAI_(fma)(KDAI_(mul)(s, square), p, rest), log1p_z);
     return KDAI_(positive)(x, KDAI_(add)(x, log1p_z), log1p_z);
 }
@@ -3956,6 +3999,10 @@ KDAI_KERNEL_INLINE void KDAI_(recurrent_rows)(const kdai_work *work, size_t n_to
                 o[row[r]] = fmaf(work->kq[i], write[r], sums[4 + r]);
             }
             KDAI_(update_rows)(work->decay + i * n, work->k + i * n, n, in_f16, write, at);
+            /* 0 times an infinite correction: padding that is there stays 0. */
+            size_t size = in_f16 ? sizeof(uint16_t) : sizeof(float);
+            for (size_t r = 0; work->dim != n && r < 4; r++)
+                memset((unsigned char *)at[r] + work->dim * size, 0, (n - work->dim) * size);
         }
     }
 }
@@ -4149,6 +4196,8 @@ KDAI_KERNEL void KDAI_(panel)(const kdai_work *work, size_t n_tokens, int in_f16
     KDAI_(panel_solve)(work, n_tokens);
     KDAI_(panel_output)(work, n_tokens);
     KDAI_(panel_write)(work, n_tokens, in_f16, panel);
+    memset(panel + work->dim * KDAI_PANEL, 0, /* as in recurrent_rows */
+           (work->stride - work->dim) * KDAI_PANEL * sizeof(float));
 }
 
 static const kdai_kernels KDAI_(kernels) = {

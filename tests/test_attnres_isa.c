@@ -525,6 +525,23 @@ static void same_bits_for_any_threads_and_hook(void) {
     }
 }
 
+/* Enough work that threads meet: each must have its own scratch. */
+static void threads_at_work_together(void) {
+    test_seed(8);
+    problem p = problem_new(4, 300, 400, 2);
+    results want = results_new(&p), got = results_new(&p);
+    attnres_run run = run_on(ATTNRES_ISA_AUTO);
+    run.n_threads = 1;
+    run_all(&p, ATTNRES_F16, ATTNRES_F16, &run, &want);
+    run.parallel_for = real_threads, run.n_threads = 8;
+    for (int times = 0; times < 5; times++) {
+        run_all(&p, ATTNRES_F16, ATTNRES_F16, &run, &got);
+        CHECK(results_equal(&want, &got));
+    }
+    results_free(&want), results_free(&got);
+    problem_free(&p);
+}
+
 /* Five and nine tokens go to five workers, one or two each; one token needs no hook. */
 static void tokens_are_spread(void) {
     test_seed(6);
@@ -634,6 +651,7 @@ int main(void) {
     TEST(types_are_float32_rounded);
     TEST(mixed_types_and_output_in_place);
     TEST(same_bits_for_any_threads_and_hook);
+    TEST(threads_at_work_together);
     TEST(tokens_are_spread);
     TEST(scratch_is_per_thread);
     TEST(many_host_threads_at_once);

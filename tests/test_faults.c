@@ -251,7 +251,7 @@ static void temporaries_that_grow_with_tokens(void) {
 
 static void clamps_at_legal_values(void) {
     static const float gates[] = {-0.5f, -5, -30, -60};
-    static const size_t lengths[] = {129, 17, 2, 1};
+    static const size_t lengths[] = {129, 16, 2, 1};
     kda_desc desc = problem_desc(2, 0, 10, 7);
     test_seed(6);
     problem p = problem_new(&desc, 100);
@@ -259,8 +259,7 @@ static void clamps_at_legal_values(void) {
     check_numbers(&p, "g = 0");
     problem_free(&p);
     desc.beta = KDA_BETA_VALUE;
-    for (size_t i = 0; i < 4;
-         i++) { /* nothing written: the state is what the decays leave, 1e-37 */
+    for (size_t i = 0; i < 4; i++) { /* nothing written: the state is what the decays leave, 1e-35 */
         p = problem_new(&desc, lengths[i]);
         fill_gates(&p, gates[i]);
         for (size_t j = 0; j < lengths[i] * 2; j++) p.beta[j] = 0;

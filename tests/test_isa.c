@@ -201,6 +201,7 @@ static void functions_have_the_same_bits(void) {
                     uint32_t bits = (start * N + i) * 5237u;
                     memcpy(&raw[i], &bits, sizeof bits);
                 }
+                raw[0] = 0x1.81fffep-24f, raw[1] = 0x1.1104eep+0f; /* told of contraction once */
                 CHECK(kda_log_decay(&op, 1, kda_in_f32(raw, N, N), &A_log, NULL,
                                     kda_out_f32(want, N, N), &plain) == KDA_OK);
                 CHECK(kda_log_decay(&op, 1, kda_in_f32(raw, N, N), &A_log, NULL,
@@ -240,6 +241,26 @@ static void conversions_have_the_same_bits(void) {
         }
 }
 
+/* A state that has decayed to subnormals is zeros to a step, and the caller's own arithmetic keeps
+ * its subnormals afterwards. */
+static void subnormals_count_as_zero_within_a_call_only(void) {
+#if defined(__x86_64__) || defined(__aarch64__)
+    kda_desc op = problem_desc(1, 0, 16, 4);
+    test_seed(3);
+    problem p = problem_new(&op, 1);
+    float o[4], state[64], zeros[64] = {0}, want[4];
+    volatile float least = 0x1p-126f, half = 0.5f;
+    for (size_t i = 0; i < 64; i++) state[i] = 0x1p-140f * (float)(i + 1);
+    CHECK(problem_run(&p, KDA_RECURRENT, 0, 1, state, o) == KDA_OK);
+    CHECK(problem_run(&p, KDA_RECURRENT, 0, 1, zeros, want) == KDA_OK);
+    CHECK(memcmp(o, want, sizeof o) == 0 && memcmp(state, zeros, sizeof state) == 0);
+    CHECK(least * half > 0.0f);
+    problem_free(&p);
+#else
+    test_skip("nothing is flushed on this processor");
+#endif
+}
+
 static void names_and_refusals(void) {
     kda_desc op = problem_desc(1, 0, 4, 4);
     kda_run run;
@@ -266,6 +287,7 @@ int main(void) {
     TEST(extremes_have_the_same_bits);
     TEST(functions_have_the_same_bits);
     TEST(conversions_have_the_same_bits);
+    TEST(subnormals_count_as_zero_within_a_call_only);
     TEST(names_and_refusals);
     return test_summary();
 }
