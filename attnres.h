@@ -179,7 +179,7 @@ OPTIONS
     ATTNRES_STATIC              every function static
     ATTNRES_API                 or your own linkage
     ATTNRES_ALLOW_FAST_MATH     see NUMERICS
-    ATTNRES_NO_SIMD             plain C only
+    ATTNRES_NO_SIMD             plain C only; so it is in a build without optimisation (GCC, Clang)
     ATTNRES_NO_AVX512           nothing beyond AVX2
 
 LIMITS
@@ -549,8 +549,8 @@ static float attnresi_add_lanes(float *lane) {
     return lane[0];
 }
 
-/* Adds the products of n elements to a sum's lanes, element i to lane i % ATTNRESI_LANES; a short last
- * block counts as padded with zeros, which turns a lane of -0 into +0. */
+/* Adds the products of n elements to a sum's lanes, element i to lane i % ATTNRESI_LANES; a short
+ * last block counts as padded with zeros, which turns a lane of -0 into +0. */
 static void attnresi_dot_lanes(const float *x, const float *y, size_t n, float *lane) {
     for (size_t i = 0; i < n; i += ATTNRESI_LANES) {
         size_t some = n - i < ATTNRESI_LANES ? n - i : ATTNRESI_LANES;

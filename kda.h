@@ -155,9 +155,9 @@ NUMERICS
     * All arithmetic is IEEE float32 with fused multiply-add. exp, sigmoid and softplus are the
       header's own (at most 2 ulp from the exact value, exp(-inf) = 0); 1/sqrt(x) is a division by
       a correctly rounded square root.
-    * On the recurrent path and in norms a sum over n elements has one fixed shape: 16 running lanes,
-      element i goes to lane i % 16 by fused multiply-add in order of i, the last 16 padded with
-      zeros; then lanes 8 apart are added, then 4, 2, 1.
+    * On the recurrent path and in norms a sum over n elements has one fixed shape: 16 running
+      lanes, element i goes to lane i % 16 by fused multiply-add in order of i, the last 16 padded
+      with zeros; then lanes 8 apart are added, then 4, 2, 1.
     * The recurrent path gives the same bits however the tokens are split into calls, whatever else
       is in the batch, however many threads run, and on every instruction set. The chunked path does
       so across calls split at multiples of KDA_CHUNK, for one instruction set. The two differ from
@@ -268,8 +268,8 @@ typedef enum kda_head_map { KDA_HEADS_GROUPED = 0, KDA_HEADS_TILED = 1 } kda_hea
 typedef enum kda_type { KDA_F32 = 0, KDA_F16 = 1, KDA_BF16 = 2 } kda_type;
 
 typedef enum kda_algorithm {
-    KDA_AUTO = 0, /* recurrent below 12 tokens of a sequence in the call, else chunked: where that was
-                     the faster on every machine measured (bench_kda --only switch) */
+    KDA_AUTO = 0, /* recurrent below 12 tokens of a sequence in the call, else chunked: where that
+                     was the faster on every machine measured (bench_kda --only switch) */
     KDA_RECURRENT = 1,
     KDA_CHUNKED = 2
 } kda_algorithm;
@@ -422,7 +422,7 @@ KDA_API size_t kda_verify_scratch_bytes(const kda_desc *desc, size_t n_seqs, con
 
 /* Runs every sequence of the batch through the recurrence (see THE MATHEMATICS): reads q, k, v, g,
  * beta, updates each state in place, writes o. Nothing but o = v may alias.
- * Errors: KDA_ERR_NULL to KDA_ERR_SCRATCH, and KDA_ERR_THREADS. */
+ * Errors: KDA_ERR_NULL to KDA_ERR_SCRATCH, KDA_ERR_THREADS, KDA_ERR_ISA. */
 KDA_API kda_result kda_forward(const kda_desc *desc, const kda_args *args, const kda_run *run);
 
 /* ==== 3. Speculation ==========================================================================
@@ -442,7 +442,8 @@ KDA_API kda_result kda_verify(const kda_desc *desc, const kda_args *args, const 
 /* Applies the first seqs[i].n_tokens tokens of seqs[i].journal to seqs[i].state, which must be as
  * it was at the verify, and uses the journal up. 0 tokens write nothing, to neither, and the
  * journal may then be null. A null state is padding.
- * Errors: KDA_ERR_NULL to KDA_ERR_SCRATCH, KDA_ERR_THREADS, KDA_ERR_JOURNAL, KDA_ERR_COUNT. */
+ * Errors: KDA_ERR_NULL to KDA_ERR_SCRATCH, KDA_ERR_THREADS, KDA_ERR_ISA, KDA_ERR_JOURNAL,
+ * KDA_ERR_COUNT. */
 KDA_API kda_result kda_commit(const kda_desc *desc, const kda_seq *seqs, size_t n_seqs,
                               const kda_run *run);
 
@@ -562,8 +563,8 @@ KDA_API size_t kda_conv_scratch_bytes(const kda_conv_desc *desc, size_t n_seqs, 
  *     y[t][c] = act( sum over i < width of weight[c][i] x[t - width + 1 + i][c] )
  * with inputs before the call taken from the window, which then holds the last width - 1 inputs.
  * Any split of the tokens into calls gives the same bits.
- * Errors: KDA_ERR_NULL, _DIMS, _SIZE, _TYPE, _ALIGN, _STRIDE, _ALIAS, _SCRATCH, _WIDTH,
- * _ACTIVATION, _THREADS. */
+ * Errors: KDA_ERR_NULL, _DIMS, _SIZE, _TYPE, _ALIGN, _STRIDE, _ALIAS, _ALGORITHM, _SCRATCH,
+ * _WIDTH, _ACTIVATION, _THREADS, _ISA. */
 KDA_API kda_result kda_conv(const kda_conv_desc *desc, const kda_conv_args *args,
                             const kda_run *run);
 
