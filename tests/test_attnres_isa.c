@@ -3,9 +3,8 @@
  * run are printed as skipped. */
 #define ATTNRES_IMPLEMENTATION
 #include "../attnres.h"
+#include "hooks.h"
 #include "test.h"
-
-#include <pthread.h>
 
 /* ==== 1. All calls at once ==================================================================== */
 
@@ -449,53 +448,6 @@ static void mixed_types_and_output_in_place(void) {
 
 /* ==== 4. Threads ============================================================================== */
 
-typedef struct hook {
-    size_t asked; /* the largest n asked for */
-} hook;
-
-static void in_order(void *user, size_t n, attnres_task task, void *context) {
-    hook *h = (hook *)user;
-    if (n > h->asked) h->asked = n;
-    for (size_t i = 0; i < n; i++) task(context, i);
-}
-
-static void backwards(void *user, size_t n, attnres_task task, void *context) {
-    (void)user;
-    for (size_t i = n; i > 0; i--) task(context, i - 1);
-}
-
-static void only_the_last(void *user, size_t n, attnres_task task, void *context) {
-    (void)user;
-    task(context, n - 1);
-}
-
-static void none_at_all(void *user, size_t n, attnres_task task, void *context) {
-    (void)user, (void)n, (void)task, (void)context;
-}
-
-typedef struct job {
-    attnres_task task;
-    void *context;
-    size_t index;
-} job;
-
-static void *run_job(void *argument) {
-    job *j = (job *)argument;
-    j->task(j->context, j->index);
-    return NULL;
-}
-
-static void real_threads(void *user, size_t n, attnres_task task, void *context) {
-    pthread_t thread[16];
-    job jobs[16];
-    (void)user;
-    for (size_t i = 0; i < n; i++) {
-        jobs[i].task = task, jobs[i].context = context, jobs[i].index = i;
-        if (pthread_create(&thread[i], NULL, run_job, &jobs[i]) != 0) exit(2);
-    }
-    for (size_t i = 0; i < n; i++) pthread_join(thread[i], NULL);
-}
-
 static const attnres_parallel_for hooks[] = {in_order, backwards, only_the_last, none_at_all,
                                              real_threads};
 enum { HOOKS = 5 };
@@ -511,7 +463,7 @@ static void same_bits_for_any_threads_and_hook(void) {
         run_all(&p, ATTNRES_BF16, ATTNRES_F32, &run, &want);
         for (size_t h = 0; h < HOOKS; h++)
             for (size_t t = 0; t < 4; t++) {
-                hook counts = {0};
+                hook_counts counts = {0};
                 run.parallel_for = hooks[h], run.user = &counts, run.n_threads = threads[t];
                 run_all(&p, ATTNRES_BF16, ATTNRES_F32, &run, &got);
                 CHECK_MSG(results_equal(&want, &got), "hook %zu, %zu threads, %zu tokens", h,
@@ -548,7 +500,7 @@ static void tokens_are_spread(void) {
     for (size_t tokens = 1; tokens <= 9; tokens += 4) {
         problem p = problem_new(3, tokens, 20, 1);
         results r = results_new(&p);
-        hook counts = {0};
+        hook_counts counts = {0};
         attnres_run run = run_on(ATTNRES_ISA_AUTO);
         run.parallel_for = in_order, run.user = &counts, run.n_threads = 8;
         run_all(&p, ATTNRES_F32, ATTNRES_F32, &run, &r);
@@ -577,7 +529,7 @@ static void scratch_is_per_thread(void) {
 
     enum { T = 64 };
     static float x[T * 100];
-    hook counts = {0};
+    hook_counts counts = {0};
     attnres_bank bank;
     attnres_bank_desc small;
     attnres_norm no_norm = {NULL, 0};

@@ -2,45 +2,9 @@
  * speculation of state and windows together, misuse. */
 #define KDA_IMPLEMENTATION
 #include "../kda.h"
+#include "hooks.h"
 #include "reference.h"
 #include "test.h"
-
-#include <pthread.h>
-
-/* ---- A host with threads ---- */
-
-typedef struct job {
-    kda_task task;
-    void *context;
-    size_t index;
-} job;
-
-static void *run_job(void *argument) {
-    job *j = (job *)argument;
-    j->task(j->context, j->index);
-    return NULL;
-}
-
-static void real_threads(void *user, size_t n, kda_task task, void *context) {
-    pthread_t thread[16];
-    job jobs[16];
-    (void)user;
-    for (size_t i = 0; i < n; i++) {
-        jobs[i].task = task, jobs[i].context = context, jobs[i].index = i;
-        if (pthread_create(&thread[i], NULL, run_job, &jobs[i]) != 0) exit(2);
-    }
-    for (size_t i = 0; i < n; i++) pthread_join(thread[i], NULL);
-}
-
-static void backwards(void *user, size_t n, kda_task task, void *context) {
-    (void)user;
-    for (size_t i = n; i > 0; i--) task(context, i - 1);
-}
-
-static void only_the_last(void *user, size_t n, kda_task task, void *context) {
-    (void)user;
-    task(context, n - 1);
-}
 
 static kda_run run_as(kda_algorithm algorithm) {
     kda_run run;

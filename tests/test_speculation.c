@@ -2,41 +2,10 @@
  * steps. For the state (kda_verify, kda_commit) and for the convolution window. */
 #define KDA_IMPLEMENTATION
 #include "../kda.h"
+#include "hooks.h"
 #include "operator.h"
 
-#include <pthread.h>
-
 enum { MAX_SEQS = 6, GUARD = 48, PADDING = 1, UNTOUCHED = 0xA5 };
-
-/* ---- A host with threads ---- */
-
-typedef struct job {
-    kda_task task;
-    void *context;
-    size_t index;
-} job;
-
-static void *run_job(void *argument) {
-    job *j = (job *)argument;
-    j->task(j->context, j->index);
-    return NULL;
-}
-
-static void real_threads(void *user, size_t n, kda_task task, void *context) {
-    pthread_t thread[16];
-    job jobs[16];
-    (void)user;
-    for (size_t i = 0; i < n; i++) {
-        jobs[i].task = task, jobs[i].context = context, jobs[i].index = i;
-        if (pthread_create(&thread[i], NULL, run_job, &jobs[i]) != 0) exit(2);
-    }
-    for (size_t i = 0; i < n; i++) pthread_join(thread[i], NULL);
-}
-
-static void backwards(void *user, size_t n, kda_task task, void *context) {
-    (void)user;
-    for (size_t i = n; i > 0; i--) task(context, i - 1);
-}
 
 /* 0 threads: no hook at all. */
 static kda_run run_with(kda_parallel_for hook, size_t threads) {

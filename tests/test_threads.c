@@ -2,59 +2,10 @@
  * workers; many host threads at once; calls from inside a parallel region. */
 #define KDA_IMPLEMENTATION
 #include "../kda.h"
+#include "hooks.h"
 #include "operator.h"
 
-#include <pthread.h>
-
 /* ---- Hooks of every temper ---- */
-
-typedef struct hook {
-    size_t asked, ran; /* the largest n asked for, and tasks run in all */
-} hook;
-
-static void in_order(void *user, size_t n, kda_task task, void *context) {
-    hook *h = (hook *)user;
-    if (n > h->asked) h->asked = n;
-    for (size_t i = 0; i < n; i++) task(context, i);
-    h->ran += n;
-}
-
-static void backwards(void *user, size_t n, kda_task task, void *context) {
-    (void)user;
-    for (size_t i = n; i > 0; i--) task(context, i - 1);
-}
-
-static void only_the_last(void *user, size_t n, kda_task task, void *context) {
-    (void)user;
-    task(context, n - 1);
-}
-
-static void none_at_all(void *user, size_t n, kda_task task, void *context) {
-    (void)user, (void)n, (void)task, (void)context;
-}
-
-typedef struct job {
-    kda_task task;
-    void *context;
-    size_t index;
-} job;
-
-static void *run_job(void *argument) {
-    job *j = (job *)argument;
-    j->task(j->context, j->index);
-    return NULL;
-}
-
-static void real_threads(void *user, size_t n, kda_task task, void *context) {
-    pthread_t thread[16];
-    job jobs[16];
-    (void)user;
-    for (size_t i = 0; i < n; i++) {
-        jobs[i].task = task, jobs[i].context = context, jobs[i].index = i;
-        if (pthread_create(&thread[i], NULL, run_job, &jobs[i]) != 0) exit(2);
-    }
-    for (size_t i = 0; i < n; i++) pthread_join(thread[i], NULL);
-}
 
 static const kda_parallel_for hooks[] = {in_order, backwards, only_the_last, none_at_all,
                                          real_threads};
@@ -96,7 +47,7 @@ static void same_bits_for_any_threads_and_hook(void) {
         run_batch(&p, &serial, want, want_o);
         for (size_t h = 0; h < HOOKS; h++)
             for (size_t t = 0; t < 4; t++) {
-                hook counts = {0, 0};
+                hook_counts counts = {0};
                 kda_run run = serial;
                 run.parallel_for = hooks[h], run.user = &counts, run.n_threads = threads[t];
                 memset(o, 0, p.output_count * sizeof(float));
@@ -117,7 +68,7 @@ static void four_heads_use_eight_threads(void) {
     problem p = problem_new(&desc, 1);
     kda_seq seq;
     kda_run run;
-    hook counts = {0, 0};
+    hook_counts counts = {0};
     float o[256];
     memset(&seq, 0, sizeof seq);
     memset(&run, 0, sizeof run);
@@ -219,7 +170,7 @@ static void convolution_has_the_same_bits_too(void) {
         kda_seq seq;
         kda_conv_args args;
         kda_run run;
-        hook counts = {0, 0};
+        hook_counts counts = {0};
         memset(&seq, 0, sizeof seq), memset(&args, 0, sizeof args), memset(&run, 0, sizeof run);
         memset(window, 0, 3 * CHANNELS * sizeof(float));
         seq.n_tokens = T, seq.window = h == 0 ? want_window : window;
