@@ -54,7 +54,7 @@ $(BUILD)/%: bench/%.c $(HEADERS) Makefile
 
 $(BUILD)/%: examples/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
-	$(CC) $(C_FLAGS) $< -o $@ -lm
+	$(CC) $(C_FLAGS) $< -o $@ -lm -pthread
 
 $(BUILD)/%: examples/%.cpp $(HEADERS) Makefile
 	@mkdir -p $(@D)

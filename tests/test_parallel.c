@@ -1,0 +1,72 @@
+/* test_parallel.c - the driver's thread pool: each index once, whatever the numbers. */
+#include "../examples/parallel.h"
+
+#include "test.h"
+
+#define MOST 1000
+
+static int calls[MOST];
+
+static void count(void *context, size_t index) {
+    __atomic_fetch_add(&((int *)context)[index], 1, __ATOMIC_RELAXED);
+}
+
+static void check_each_once(parallel *pool, size_t n) {
+    memset(calls, 0, sizeof calls);
+    parallel_for(pool, n, count, calls);
+    for (size_t i = 0; i < MOST; i++) CHECK(calls[i] == (i < n));
+}
+
+/* More loops than threads, more threads than processors, fewer indices than threads. */
+static void each_index_once(void) {
+    static const size_t threads[] = {1, 2, 3, 8, 32}, sizes[] = {0, 1, 2, 7, 31, 1000};
+    for (size_t i = 0; i < sizeof threads / sizeof *threads; i++) {
+        parallel pool;
+        error e;
+        CHECK(parallel_open(&pool, threads[i], &e));
+        CHECK(parallel_threads(&pool) == threads[i]);
+        for (size_t round = 0; round < 50; round++)
+            for (size_t j = 0; j < sizeof sizes / sizeof *sizes; j++)
+                check_each_once(&pool, sizes[j]);
+        parallel_close(&pool);
+    }
+}
+
+static void no_pool_is_the_calling_thread(void) {
+    check_each_once(NULL, 10);
+    CHECK(parallel_threads(NULL) == 1);
+    CHECK(parallel_processors() >= 1);
+}
+
+/* What a task has written is seen after the loop, and what was written before it in the task. */
+static size_t squares[MOST];
+
+static void square(void *context, size_t index) {
+    squares[index] = index * *(const size_t *)context;
+}
+
+static void results_are_visible(void) {
+    parallel pool;
+    error e;
+    CHECK(parallel_open(&pool, 3, &e));
+    for (size_t factor = 1; factor < 200; factor++) {
+        parallel_for(&pool, MOST, square, &factor);
+        for (size_t i = 0; i < MOST; i++) CHECK(squares[i] == i * factor);
+    }
+    parallel_close(&pool);
+}
+
+static void refuses(void) {
+    parallel pool;
+    error e;
+    CHECK(!parallel_open(&pool, 0, &e) && strstr(e.text, "found 0"));
+    CHECK(!parallel_open(&pool, PARALLEL_MAX_THREADS + 1, &e) && strstr(e.text, "found 1025"));
+}
+
+int main(void) {
+    TEST(each_index_once);
+    TEST(no_pool_is_the_calling_thread);
+    TEST(results_are_visible);
+    TEST(refuses);
+    return test_summary();
+}
