@@ -181,7 +181,7 @@ HYBRID_API void hybrid_close(hybrid_model *model);
 typedef struct hybrid_memory {
     void *state;    /* KDA: kda.h's state */
     void *window;   /* KDA: kda.h's window of a layer */
-    float *latents; /* MLA: [capacity][kv_lora_rank + qk_rope_head_dim] */
+    void *latents; /* MLA: [capacity][kv_lora_rank + qk_rope_head_dim] */
 } hybrid_memory;
 
 /* Scratch for one block. Attention and feed-forward take turns in the same memory. */
@@ -197,7 +197,7 @@ typedef struct hybrid_scratch {
         float *beta;      /* [block][kda_heads] */
         kda_run run;      /* scratch of kda.h */
     } kda;
-    mla_scratch mla;
+    void *mla; /* scratch of mla.h */
     struct {
         float *gate, *up; /* [block][widest of the gated units] */
         float *scores;    /* [num_experts] */
@@ -221,7 +221,8 @@ typedef struct hybrid_session {
     size_t n_tokens;       /* seen so far */
     hybrid_memory *layers; /* [n_layers] */
     attnres_bank bank;     /* unused where there are plain residuals */
-    attnres_run depth; /* how the bank's calls run */
+    linear_run run;            /* how projections and MLA run */
+    attnres_run depth;         /* how the bank's calls run */
     hybrid_scratch scratch;
     void *memory; /* the one allocation; bank_memory is in it */
     void *bank_memory;
@@ -970,6 +971,7 @@ static mla_desc hybridi_mla_desc(const hybrid_config *c) {
     desc.latent = c->kv_lora_rank;
     desc.q_latent = c->q_lora_rank;
     desc.norm_eps = c->inner_norm_eps;
+    desc.cache = LINEAR_F32;
     return desc;
 }
 
@@ -1056,19 +1058,6 @@ static void hybridi_place_kda(hybrid_scratch *scratch, const hybrid_config *c, s
     scratch->kda.run.scratch_bytes = bytes;
 }
 
-static void hybridi_place_mla(mla_scratch *mla, const hybrid_config *c, size_t block,
-                              hybridi_arena *arena) {
-    mla_desc desc = hybridi_mla_desc(c);
-    mla->q_low = hybridi_floats(arena, block, desc.q_latent, 1);
-    mla->q = hybridi_floats(arena, block, desc.n_heads, desc.dim_nope + desc.dim_rope);
-    mla->absorbed = hybridi_floats(arena, block, desc.n_heads, mla_cache_width(&desc));
-    mla->mix = hybridi_floats(arena, block, desc.n_heads, desc.latent);
-    mla->max = hybridi_floats(arena, block, desc.n_heads, 1);
-    mla->sum = hybridi_floats(arena, block, desc.n_heads, 1);
-    mla->out = hybridi_floats(arena, block, desc.n_heads, desc.dim_v);
-    mla->gate = hybridi_floats(arena, block, desc.n_heads, desc.dim_v);
-}
-
 static size_t hybridi_routed_width(const hybrid_config *c) {
     return c->routed_hidden_size ? c->routed_hidden_size : c->hidden_size;
 }
@@ -1097,13 +1086,14 @@ static void hybridi_place_ffn(hybrid_scratch *scratch, const hybrid_config *c, s
 
 /* KDA, MLA and feed-forward scratch lie over one another: a sub-layer keeps nothing in it. */
 static void hybridi_place_scratch(hybrid_scratch *scratch, const hybrid_config *c, size_t block,
-                                  hybridi_arena *arena) {
+                                  size_t capacity, hybridi_arena *arena) {
+    mla_desc desc = hybridi_mla_desc(c);
     scratch->x = hybridi_floats(arena, block, c->hidden_size, 1);
     scratch->in = hybridi_floats(arena, block, c->hidden_size, 1);
     scratch->out = hybridi_floats(arena, block, c->hidden_size, 1);
     hybridi_arena kda = *arena, mla = *arena;
     hybridi_place_kda(scratch, c, block, &kda);
-    hybridi_place_mla(&scratch->mla, c, block, &mla);
+    scratch->mla = hybridi_take_sized(&mla, mla_scratch_bytes(&desc, block, capacity, 1));
     hybridi_place_ffn(scratch, c, block, arena);
     if (arena->used < kda.used) arena->used = kda.used;
     if (arena->used < mla.used) arena->used = mla.used;
@@ -1123,7 +1113,7 @@ static void hybridi_place(hybrid_session *s, hybridi_arena *arena) {
         s->bank_bytes = attnres_bank_bytes(&desc);
         s->bank_memory = hybridi_take_sized(arena, s->bank_bytes);
     }
-    hybridi_place_scratch(&s->scratch, c, s->block, arena);
+    hybridi_place_scratch(&s->scratch, c, s->block, s->capacity, arena);
 }
 
 HYBRID_API size_t hybrid_session_bytes(const hybrid_model *model, size_t capacity, size_t block) {
@@ -1190,6 +1180,7 @@ HYBRID_API bool hybrid_session_use(hybrid_session *session, kda_isa isa, error *
         return error_set(e, "instruction set %s: not in this machine and build, whose best is %s",
                          kda_isa_name(isa), kda_isa_name(kda_isa_best()));
     session->scratch.kda.run.isa = isa;
+    session->run.isa = isa;
     session->depth.isa = (attnres_isa)isa;
     return true;
 }
@@ -1263,10 +1254,11 @@ static bool hybridi_add(hybrid_session *s, size_t n, error *e) {
 /* ---- Forward: KDA ---- */
 
 /* y = W_b (W_a x): a gate of low rank. */
-static void hybridi_low_rank(const hybrid_scratch *scratch, const linear *a, const linear *b,
-                             size_t n, float *y) {
-    linear_apply(a, scratch->in, n, a->cols, scratch->kda.low, a->rows);
-    linear_apply(b, scratch->kda.low, n, b->cols, y, b->rows);
+static void hybridi_low_rank(const hybrid_session *s, const linear *a, const linear *b, size_t n,
+                             float *y) {
+    const hybrid_scratch *scratch = &s->scratch;
+    linear_apply(&s->run, a, scratch->in, n, a->cols, scratch->kda.low, a->rows);
+    linear_apply(&s->run, b, scratch->kda.low, n, b->cols, y, b->rows);
 }
 
 /* All that a KDA layer does between its projections: q, k, v and the gates to v. */
@@ -1298,17 +1290,17 @@ static bool hybridi_kda_layer(hybrid_session *s, const hybrid_kda *w, const hybr
 static bool hybridi_kda_forward(hybrid_session *s, const hybrid_kda *w, const hybrid_memory *memory,
                                 size_t n, error *e) {
     const hybrid_scratch *scratch = &s->scratch;
-    linear_apply(&w->q, scratch->in, n, w->q.cols, scratch->kda.q, w->q.rows);
-    linear_apply(&w->k, scratch->in, n, w->k.cols, scratch->kda.k, w->k.rows);
-    linear_apply(&w->v, scratch->in, n, w->v.cols, scratch->kda.v, w->v.rows);
-    linear_apply(&w->b, scratch->in, n, w->b.cols, scratch->kda.beta, w->b.rows);
-    hybridi_low_rank(scratch, &w->f_a, &w->f_b, n, scratch->kda.decay);
+    linear_apply(&s->run, &w->q, scratch->in, n, w->q.cols, scratch->kda.q, w->q.rows);
+    linear_apply(&s->run, &w->k, scratch->in, n, w->k.cols, scratch->kda.k, w->k.rows);
+    linear_apply(&s->run, &w->v, scratch->in, n, w->v.cols, scratch->kda.v, w->v.rows);
+    linear_apply(&s->run, &w->b, scratch->in, n, w->b.cols, scratch->kda.beta, w->b.rows);
+    hybridi_low_rank(s, &w->f_a, &w->f_b, n, scratch->kda.decay);
     if (s->model->config.use_full_rank_gate)
-        linear_apply(&w->g, scratch->in, n, w->g.cols, scratch->kda.gate, w->g.rows);
+        linear_apply(&s->run, &w->g, scratch->in, n, w->g.cols, scratch->kda.gate, w->g.rows);
     else
-        hybridi_low_rank(scratch, &w->g_a, &w->g_b, n, scratch->kda.gate);
+        hybridi_low_rank(s, &w->g_a, &w->g_b, n, scratch->kda.gate);
     if (!hybridi_kda_layer(s, w, memory, n, e)) return false;
-    linear_apply(&w->o, scratch->kda.v, n, w->o.cols, scratch->out, w->o.rows);
+    linear_apply(&s->run, &w->o, scratch->kda.v, n, w->o.cols, scratch->out, w->o.rows);
     return true;
 }
 
@@ -1333,10 +1325,10 @@ static void hybridi_glu(const hybrid_session *s, const hybrid_glu *w, const floa
                         float *y) {
     float *gate = s->scratch.ffn.gate, *up = s->scratch.ffn.up;
     size_t inputs = w->gate.cols, width = w->gate.rows;
-    linear_apply(&w->gate, x, n, inputs, gate, width);
-    linear_apply(&w->up, x, n, inputs, up, width);
+    linear_apply(&s->run, &w->gate, x, n, inputs, gate, width);
+    linear_apply(&s->run, &w->up, x, n, inputs, up, width);
     hybridi_activate(&s->model->config, n * width, gate, up);
-    linear_apply(&w->down, gate, n, width, y, inputs);
+    linear_apply(&s->run, &w->down, gate, n, width, y, inputs);
 }
 
 /* The place of the largest, the first of equals, which is struck out. */
@@ -1401,7 +1393,7 @@ static void hybridi_route_block(const hybrid_session *s, const hybrid_moe *w, si
     const hybrid_config *c = &s->model->config;
     float *scores = s->scratch.ffn.scores;
     for (size_t t = 0; t < n; t++) {
-        linear_apply(&w->router, s->scratch.in + t * c->hidden_size, 1, c->hidden_size, scores,
+        linear_apply(&s->run, &w->router, s->scratch.in + t * c->hidden_size, 1, c->hidden_size, scores,
                      c->num_experts);
         for (size_t i = 0; i < c->num_experts; i++)
             scores[i] = kda_sigmoid(scores[i]);
@@ -1464,11 +1456,11 @@ static void hybridi_routed(const hybrid_session *s, const hybrid_moe *w, size_t 
         memcpy(y, sum, n * hidden * sizeof *y);
         return;
     }
-    linear_apply(&w->latent_down, s->scratch.in, n, hidden, latent, width);
+    linear_apply(&s->run, &w->latent_down, s->scratch.in, n, hidden, latent, width);
     hybridi_experts(s, w, latent, n);
     if (w->latent_norm)
         linear_rms_norm(w->latent_norm, c->rms_norm_eps, width, sum, n, width, sum, width);
-    linear_apply(&w->latent_up, sum, n, width, y, hidden);
+    linear_apply(&s->run, &w->latent_up, sum, n, width, y, hidden);
 }
 
 static void hybridi_moe_forward(const hybrid_session *s, const hybrid_moe *w, size_t n) {
@@ -1494,8 +1486,9 @@ static bool hybridi_layer_forward(hybrid_session *s, size_t i, size_t n, error *
         if (!hybridi_kda_forward(s, &layer->kda, memory, n, e)) return false;
     } else {
         mla_desc desc = hybridi_mla_desc(c);
-        mla_forward(&desc, &layer->mla, s->scratch.in, n, memory->latents, s->n_tokens,
-                    s->scratch.out, &s->scratch.mla);
+        mla_seq seq = {memory->latents, s->n_tokens, n};
+        mla_forward(&s->run, &desc, &layer->mla, s->scratch.in, &seq, 1, s->scratch.out,
+                    s->scratch.mla);
     }
     if (!hybridi_add(s, n, e)) return false;
 
@@ -1525,9 +1518,9 @@ static bool hybridi_logits(hybrid_session *s, const hybrid_want *want, size_t fi
     if (!want->logits && !(want->last_logits && last)) return true;
     if (!hybridi_read(s, m->output_query, m->norm, n, e)) return false;
     if (want->logits)
-        linear_apply(&m->head, s->scratch.in, n, hidden, want->logits + first * vocab, vocab);
+        linear_apply(&s->run, &m->head, s->scratch.in, n, hidden, want->logits + first * vocab, vocab);
     if (want->last_logits && last)
-        linear_apply(&m->head, s->scratch.in + (n - 1) * hidden, 1, hidden, want->last_logits,
+        linear_apply(&s->run, &m->head, s->scratch.in + (n - 1) * hidden, 1, hidden, want->last_logits,
                      vocab);
     return true;
 }

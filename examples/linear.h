@@ -1,6 +1,6 @@
 /* linear.h - dense projections over weights in their file type, and the RMS norm before them.
  *
- * In one source file of a program (this also brings in the bodies of safetensors.h):
+ * In one source file of a program (this also brings in the bodies of kda.h and safetensors.h):
  *
  *     #define LINEAR_IMPLEMENTATION
  *     #include "linear.h"
@@ -10,14 +10,17 @@
  * used and never as a whole. Conversions are exact, but for an MXFP4 value above what float holds,
  * which becomes infinite.
  *
- * A sum over n elements has one shape whatever the number of tokens in a call: LINEAR_LANES running
- * lanes, element i goes to lane i % LINEAR_LANES, then lanes half the number apart are added until
- * one is left. So a token's result does not depend on what else is in the call.
+ * A row times a vector is summed in spans of LINEAR_SPAN elements, each in the shape that kernels.h
+ * describes: a token's result does not depend on what else is in the call nor on the threads. Sets
+ * of instructions differ in rounding.
  *
  * Every function is static: this header is for programs of one source file.
  */
 #ifndef LINEAR_H
 #define LINEAR_H
+
+#include "../kda.h" /* kda_isa */
+#include "parallel.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -28,7 +31,7 @@
 #define LINEAR_API static
 #endif
 
-#define LINEAR_LANES 16
+#define LINEAR_SPAN 512
 
 /* Elements that share one scale in MXFP4. */
 #define LINEAR_MXFP4_GROUP 32
@@ -49,6 +52,12 @@ typedef struct linear {
     const unsigned char *scale; /* MXFP4: [rows][cols / 32] exponents; else null */
 } linear;
 
+/* How a call runs. Zero, or null in its place: the best instruction set, in the calling thread. */
+typedef struct linear_run {
+    kda_isa isa;
+    parallel *pool;
+} linear_run;
+
 /* Bytes of one row of `cols` elements in `data`; 0 for an unknown type. */
 LINEAR_API size_t linear_row_bytes(linear_type type, size_t cols);
 
@@ -58,19 +67,22 @@ LINEAR_API float linear_from_f16(uint16_t bits);
 LINEAR_API float linear_from_bf16(uint16_t bits);
 LINEAR_API float linear_from_mxfp4(unsigned code, unsigned exponent);
 
+/* The nearest number of each type, the even one of two; NaN stays NaN. */
+LINEAR_API uint16_t linear_to_f16(float x);
+LINEAR_API uint16_t linear_to_bf16(float x);
+
 /* out[i] = w[row][col + i] for i < n. MXFP4: col and n are multiples of LINEAR_MXFP4_GROUP. */
 LINEAR_API void linear_expand(const linear *w, size_t row, size_t col, size_t n, float *out);
+
+/* The reverse, of a row of n elements: F32, F16 or BF16. */
+LINEAR_API void linear_compress(linear_type type, const float *x, size_t n, unsigned char *out);
 
 /* The view of rows first .. first + n_rows - 1. */
 LINEAR_API linear linear_rows(const linear *w, size_t first, size_t n_rows);
 
 /* y[t] = W x[t] for n tokens; x[t] = x + t * x_stride, y[t] = y + t * y_stride. */
-LINEAR_API void linear_apply(const linear *w, const float *x, size_t n, size_t x_stride, float *y,
-                             size_t y_stride);
-
-/* y[t] = W^T x[t]: x of `rows` elements, y of `cols`. */
-LINEAR_API void linear_apply_transposed(const linear *w, const float *x, size_t n, size_t x_stride,
-                                        float *y, size_t y_stride);
+LINEAR_API void linear_apply(const linear_run *run, const linear *w, const float *x, size_t n,
+                             size_t x_stride, float *y, size_t y_stride);
 
 /* The sum of a[i] * b[i]. */
 LINEAR_API float linear_dot(const float *a, const float *b, size_t n);
@@ -88,14 +100,13 @@ LINEAR_API void linear_rms_norm(const float *weight, float eps, size_t dim, cons
 #define SAFETENSORS_IMPLEMENTATION
 #endif
 #include "safetensors.h" /* st_load_u16, st_load_f32 */
+#if !defined(KDA_IMPLEMENTATION)
+#define KDA_IMPLEMENTATION
+#endif
+#include "../kda.h"
 
 #include <math.h>
 #include <string.h>
-
-/* Elements converted at once (a multiple of LINEAR_LANES and of the MXFP4 group), and tokens that
- * share one conversion: together 6 KiB of stack. */
-#define LINEARI_TILE 512
-#define LINEARI_TOKENS 64
 
 /* ---- One number ---- */
 
@@ -138,18 +149,32 @@ LINEAR_API float linear_from_mxfp4(unsigned code, unsigned exponent) {
     return lineari_e2m1(code) * lineari_e8m0(exponent);
 }
 
-/* ---- Part of a row ---- */
-
-static void lineari_expand_mxfp4(const unsigned char *codes, const unsigned char *scale,
-                                 size_t groups, float *out) {
-    for (size_t g = 0; g < groups; g++) {
-        float factor = lineari_e8m0(scale[g]);
-        for (size_t b = 0; b < LINEAR_MXFP4_GROUP / 2; b++, codes++) {
-            *out++ = lineari_e2m1(*codes & 15u) * factor;
-            *out++ = lineari_e2m1(*codes >> 4) * factor;
-        }
-    }
+LINEAR_API uint16_t linear_to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (x != x) return (uint16_t)(bits >> 16 | 0x40u);
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
+
+LINEAR_API uint16_t linear_to_f16(float x) {
+    uint32_t bits, sign;
+    memcpy(&bits, &x, sizeof bits);
+    sign = bits >> 16 & 0x8000u;
+    bits &= 0x7fffffffu;
+    if (bits > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (bits >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520: rounds to infinity */
+    if (bits >= 0x38800000u)
+        return (uint16_t)(sign | (bits - (112u << 23) + 0xfffu + (bits >> 13 & 1u)) >> 13);
+    /* Subnormal: adding 0.5 leaves as many bits of a fraction as a subnormal has. */
+    float magnitude = fabsf(x) + 0.5f;
+    memcpy(&bits, &magnitude, sizeof bits);
+    return (uint16_t)(sign | (bits - 0x3f000000u));
+}
+
+/* ---- Rows ---- */
+
+/* Its loops use the types and the scalar conversions above. */
+#include "kernels.h"
 
 LINEAR_API size_t linear_row_bytes(linear_type type, size_t cols) {
     switch (type) {
@@ -165,26 +190,29 @@ LINEAR_API size_t linear_row_bytes(linear_type type, size_t cols) {
     return 0;
 }
 
+static kernels_matrix lineari_part(const linear *w, size_t row, size_t col) {
+    kernels_matrix part;
+    part.type = w->type;
+    part.row_bytes = linear_row_bytes(w->type, w->cols);
+    part.row_scales = w->cols / LINEAR_MXFP4_GROUP;
+    part.data = w->data + row * part.row_bytes + linear_row_bytes(w->type, col);
+    part.scale = w->scale ? w->scale + row * part.row_scales + col / LINEAR_MXFP4_GROUP : NULL;
+    return part;
+}
+
 LINEAR_API void linear_expand(const linear *w, size_t row, size_t col, size_t n, float *out) {
-    const unsigned char *p =
-        w->data + row * linear_row_bytes(w->type, w->cols) + linear_row_bytes(w->type, col);
-    switch (w->type) {
-    case LINEAR_F32:
-        for (size_t i = 0; i < n; i++)
-            out[i] = st_load_f32(p + 4 * i);
-        break;
-    case LINEAR_F16:
-        for (size_t i = 0; i < n; i++)
-            out[i] = linear_from_f16(st_load_u16(p + 2 * i));
-        break;
-    case LINEAR_BF16:
-        for (size_t i = 0; i < n; i++)
-            out[i] = linear_from_bf16(st_load_u16(p + 2 * i));
-        break;
-    case LINEAR_MXFP4:
-        lineari_expand_mxfp4(p, w->scale + (row * w->cols + col) / LINEAR_MXFP4_GROUP,
-                             n / LINEAR_MXFP4_GROUP, out);
-        break;
+    kernels_matrix part = lineari_part(w, row, col);
+    kernels_of(KDA_ISA_AUTO)->expand(&part, n, out);
+}
+
+LINEAR_API void linear_compress(linear_type type, const float *x, size_t n, unsigned char *out) {
+    size_t bytes = type == LINEAR_F32 ? 4 : 2;
+    for (size_t i = 0; i < n; i++, out += bytes) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        if (type == LINEAR_F16) bits = linear_to_f16(x[i]);
+        if (type == LINEAR_BF16) bits = linear_to_bf16(x[i]);
+        for (size_t b = 0; b < bytes; b++) out[b] = (unsigned char)(bits >> 8 * b);
     }
 }
 
@@ -196,77 +224,85 @@ LINEAR_API linear linear_rows(const linear *w, size_t first, size_t n_rows) {
     return part;
 }
 
-/* ---- Sums ---- */
+/* ---- Products ---- */
 
-/* lanes[i % LINEAR_LANES] += a[i] * b[i]. The running lanes are a local copy so that the compiler
- * sees that they overlap neither input. */
-static void lineari_accumulate(float *lanes, const float *a, const float *b, size_t n) {
-    float sum[LINEAR_LANES];
-    size_t whole = n - n % LINEAR_LANES;
-    memcpy(sum, lanes, sizeof sum);
-    for (size_t i = 0; i < whole; i += LINEAR_LANES)
-        for (size_t lane = 0; lane < LINEAR_LANES; lane++)
-            sum[lane] += a[i + lane] * b[i + lane];
-    for (size_t i = whole; i < n; i++)
-        sum[i - whole] += a[i] * b[i];
-    memcpy(lanes, sum, sizeof sum);
+/* One call of linear_apply, and how its rows are cut into items for threads. */
+typedef struct lineari_call {
+    const kernels *kernels;
+    const linear *w;
+    const float *x;
+    float *y;
+    size_t n, x_stride, y_stride;
+    size_t item_rows;
+} lineari_call;
+
+/* A matrix is converted where it is used if few tokens use it, else once for all. The sums are the
+ * same. */
+#define LINEARI_FEW 6
+#define LINEARI_TILE_ROWS 16 /* with LINEAR_SPAN 32 KiB of stack */
+
+/* Rows first .. first + count - 1 for few tokens: the weights go by once. */
+static void lineari_rows_direct(const lineari_call *call, size_t first, size_t count) {
+    for (size_t col = 0; col < call->w->cols; col += LINEAR_SPAN) {
+        size_t width = call->w->cols - col < LINEAR_SPAN ? call->w->cols - col : LINEAR_SPAN;
+        kernels_matrix part = lineari_part(call->w, first, col);
+        call->kernels->dots(&part, count, call->x + col, call->x_stride, call->n, width, col > 0,
+                            call->y + first, 1, call->y_stride);
+    }
 }
 
-static float lineari_total(float *lanes) {
-    for (size_t half = LINEAR_LANES / 2; half > 0; half /= 2)
-        for (size_t lane = 0; lane < half; lane++)
-            lanes[lane] += lanes[lane + half];
-    return lanes[0];
+static void lineari_rows_tiled(const lineari_call *call, size_t first, size_t count) {
+    float tile[LINEARI_TILE_ROWS][LINEAR_SPAN];
+    kernels_matrix floats = {LINEAR_F32, (const unsigned char *)tile, NULL, sizeof tile[0], 0};
+    for (size_t col = 0; col < call->w->cols; col += LINEAR_SPAN) {
+        size_t width = call->w->cols - col < LINEAR_SPAN ? call->w->cols - col : LINEAR_SPAN;
+        for (size_t r = 0; r < count; r++) {
+            kernels_matrix part = lineari_part(call->w, first + r, col);
+            call->kernels->expand(&part, width, tile[r]);
+        }
+        call->kernels->dots(&floats, count, call->x + col, call->x_stride, call->n, width, col > 0,
+                            call->y + first, 1, call->y_stride);
+    }
+}
+
+static void lineari_item(void *context, size_t item) {
+    const lineari_call *call = (const lineari_call *)context;
+    size_t first = item * call->item_rows, left = call->w->rows - first;
+    size_t count = left < call->item_rows ? left : call->item_rows;
+    if (call->n <= LINEARI_FEW) {
+        lineari_rows_direct(call, first, count);
+        return;
+    }
+    for (size_t r = 0; r < count; r += LINEARI_TILE_ROWS)
+        lineari_rows_tiled(call, first + r,
+                           count - r < LINEARI_TILE_ROWS ? count - r : LINEARI_TILE_ROWS);
+}
+
+/* Bytes of weights, times tokens, that are worth handing to a thread. */
+#define LINEARI_ITEM_BYTES 65536
+
+LINEAR_API void linear_apply(const linear_run *run, const linear *w, const float *x, size_t n,
+                             size_t x_stride, float *y, size_t y_stride) {
+    lineari_call call;
+    if (n == 0 || w->rows == 0) return;
+    size_t row_work = linear_row_bytes(w->type, w->cols) * n + 1;
+    call.kernels = kernels_of(run ? run->isa : KDA_ISA_AUTO);
+    call.w = w, call.x = x, call.y = y;
+    call.n = n, call.x_stride = x_stride, call.y_stride = y_stride;
+    call.item_rows = LINEARI_ITEM_BYTES / row_work / LINEARI_TILE_ROWS * LINEARI_TILE_ROWS;
+    if (call.item_rows == 0) call.item_rows = LINEARI_TILE_ROWS;
+    parallel_for(run ? run->pool : NULL, (w->rows + call.item_rows - 1) / call.item_rows,
+                 lineari_item, &call);
 }
 
 LINEAR_API float linear_dot(const float *a, const float *b, size_t n) {
-    float lanes[LINEAR_LANES] = {0};
-    lineari_accumulate(lanes, a, b, n);
-    return lineari_total(lanes);
-}
-
-/* One row against n <= LINEARI_TOKENS tokens: y[t * y_stride] = row . x[t]. */
-static void lineari_apply_row(const linear *w, size_t row, const float *x, size_t n,
-                              size_t x_stride, float *y, size_t y_stride) {
-    float tile[LINEARI_TILE];
-    float lanes[LINEARI_TOKENS][LINEAR_LANES];
-    memset(lanes, 0, n * sizeof lanes[0]);
-    for (size_t col = 0; col < w->cols; col += LINEARI_TILE) {
-        size_t width = w->cols - col < LINEARI_TILE ? w->cols - col : LINEARI_TILE;
-        linear_expand(w, row, col, width, tile);
-        for (size_t t = 0; t < n; t++)
-            lineari_accumulate(lanes[t], tile, x + t * x_stride + col, width);
+    float sum = 0;
+    const kernels *k = kernels_of(KDA_ISA_AUTO);
+    for (size_t i = 0; i < n; i += LINEAR_SPAN) {
+        kernels_matrix row = {LINEAR_F32, (const unsigned char *)(a + i), NULL, 0, 0};
+        k->dots(&row, 1, b + i, 0, 1, n - i < LINEAR_SPAN ? n - i : LINEAR_SPAN, true, &sum, 0, 0);
     }
-    for (size_t t = 0; t < n; t++)
-        y[t * y_stride] = lineari_total(lanes[t]);
-}
-
-LINEAR_API void linear_apply(const linear *w, const float *x, size_t n, size_t x_stride, float *y,
-                             size_t y_stride) {
-    for (size_t first = 0; first < n; first += LINEARI_TOKENS) {
-        size_t count = n - first < LINEARI_TOKENS ? n - first : LINEARI_TOKENS;
-        for (size_t row = 0; row < w->rows; row++)
-            lineari_apply_row(w, row, x + first * x_stride, count, x_stride,
-                              y + first * y_stride + row, y_stride);
-    }
-}
-
-LINEAR_API void linear_apply_transposed(const linear *w, const float *x, size_t n, size_t x_stride,
-                                        float *y, size_t y_stride) {
-    float tile[LINEARI_TILE];
-    for (size_t t = 0; t < n; t++)
-        memset(y + t * y_stride, 0, w->cols * sizeof *y);
-    for (size_t row = 0; row < w->rows; row++)
-        for (size_t col = 0; col < w->cols; col += LINEARI_TILE) {
-            size_t width = w->cols - col < LINEARI_TILE ? w->cols - col : LINEARI_TILE;
-            linear_expand(w, row, col, width, tile);
-            for (size_t t = 0; t < n; t++) {
-                float *out = y + t * y_stride + col;
-                float factor = x[t * x_stride + row];
-                for (size_t i = 0; i < width; i++)
-                    out[i] += factor * tile[i];
-            }
-        }
+    return sum;
 }
 
 LINEAR_API void linear_rms_norm(const float *weight, float eps, size_t dim, const float *x,

@@ -71,12 +71,21 @@ static inline size_t parallel_threads(const parallel *pool) {
 /* Processors that this process may expect to use; 1 if the system does not say. */
 PARALLEL_API size_t parallel_processors(void);
 
+/* *counter++ by several tasks at once: for tasks that share out work by themselves. */
+static inline size_t parallel_claim(size_t *counter) {
+#if PARALLEL_POSIX
+    return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
+#else
+    return (*counter)++;
+#endif
+}
+
 #if PARALLEL_POSIX
 
 /* Runs what is left of the pool's loop. */
 static void paralleli_work(parallel *pool) {
     for (;;) {
-        size_t index = __atomic_fetch_add(&pool->next, 1, __ATOMIC_RELAXED);
+        size_t index = parallel_claim(&pool->next);
         if (index >= pool->n) return;
         pool->task(pool->context, index);
     }

@@ -55,8 +55,7 @@ static void every_mxfp4(void) {
 /* Element 2b lies in the low half of byte b; each group of 32 has its own scale. */
 static void mxfp4_packing(void) {
     unsigned char data[2][32], scale[2][2] = {{127, 128}, {120, 130}};
-    for (size_t i = 0; i < sizeof data; i++)
-        data[i / 32][i % 32] = (unsigned char)(37 * i + 11);
+    for (size_t i = 0; i < sizeof data; i++) data[i / 32][i % 32] = (unsigned char)(37 * i + 11);
     linear w = {LINEAR_MXFP4, 2, 64, data[0], scale[0]};
     for (size_t row = 0; row < 2; row++) {
         float out[64];
@@ -82,8 +81,7 @@ static void random_element(linear_type type, unsigned char *at) {
     uint32_t bits;
     memcpy(&bits, &value, 4);
     if (type == LINEAR_F16) bits = (uint32_t)(test_random_u64() & 0xbbffu) << 16; /* below 2 */
-    for (int i = type == LINEAR_F32 ? 0 : 2; i < 4; i++)
-        *at++ = (unsigned char)(bits >> 8 * i);
+    for (int i = type == LINEAR_F32 ? 0 : 2; i < 4; i++) *at++ = (unsigned char)(bits >> 8 * i);
 }
 
 static matrix matrix_new(linear_type type, size_t rows, size_t cols) {
@@ -105,8 +103,7 @@ static matrix matrix_new(linear_type type, size_t rows, size_t cols) {
     m.values = (double *)test_alloc(rows * cols * sizeof(double));
     for (size_t r = 0; r < rows; r++) {
         linear_expand(&m.w, r, 0, cols, row);
-        for (size_t c = 0; c < cols; c++)
-            m.values[r * cols + c] = (double)row[c];
+        for (size_t c = 0; c < cols; c++) m.values[r * cols + c] = (double)row[c];
     }
     free(row);
     return m;
@@ -117,43 +114,109 @@ static void matrix_free(matrix *m) {
     free(m->values);
 }
 
-/* Both products of one matrix against float64, with rows of x and y wider than they need be. */
-static void check_products(linear_type type, size_t rows, size_t cols, size_t n) {
+/* One matrix times vectors against float64, with rows of x and y wider than they need be. */
+static void check_products(const linear_run *run, linear_type type, size_t rows, size_t cols,
+                           size_t n) {
     matrix m = matrix_new(type, rows, cols);
     size_t stride = rows + cols + 3;
     float *x = test_floats(n * stride), *y = test_floats(n * stride);
     test_fill_normal(x, n * stride);
-    for (int transposed = 0; transposed < 2; transposed++) {
-        size_t n_in = transposed ? rows : cols, n_out = transposed ? cols : rows;
-        for (size_t i = 0; i < n * stride; i++)
-            y[i] = 77;
-        (transposed ? linear_apply_transposed : linear_apply)(&m.w, x, n, stride, y, stride);
-        for (size_t t = 0; t < n; t++) {
-            for (size_t o = 0; o < n_out; o++) {
-                double want = 0, size = 0; /* of the sum, and of its terms */
-                for (size_t i = 0; i < n_in; i++) {
-                    double term = (double)x[t * stride + i] *
-                                  m.values[transposed ? i * cols + o : o * cols + i];
-                    want += term, size += fabs(term);
-                }
-                CHECK_AT_MOST("product", fabs((double)y[t * stride + o] - want), 5e-7 * size);
+    for (size_t i = 0; i < n * stride; i++) y[i] = 77;
+    linear_apply(run, &m.w, x, n, stride, y, stride);
+    for (size_t t = 0; t < n; t++) {
+        for (size_t r = 0; r < rows; r++) {
+            double want = 0, size = 0; /* of the sum, and of its terms */
+            for (size_t i = 0; i < cols; i++) {
+                double term = (double)x[t * stride + i] * m.values[r * cols + i];
+                want += term, size += fabs(term);
             }
-            for (size_t i = n_out; i < stride; i++)
-                CHECK(y[t * stride + i] == 77);
+            CHECK_AT_MOST("product", fabs((double)y[t * stride + r] - want), 5e-7 * size);
         }
+        for (size_t i = rows; i < stride; i++) CHECK(y[t * stride + i] == 77);
     }
     free(x), free(y);
     matrix_free(&m);
 }
 
-static void products(void) {
+static void check_all_products(const linear_run *run) {
     static const size_t cols[] = {1, 2, 15, 16, 17, 33, 64, 511, 512, 513, 1100};
     for (int type = LINEAR_F32; type <= LINEAR_BF16; type++)
         for (size_t i = 0; i < sizeof cols / sizeof *cols; i++)
-            check_products((linear_type)type, 7, cols[i], 3);
-    check_products(LINEAR_MXFP4, 5, 32, 3);
-    check_products(LINEAR_MXFP4, 5, 1056, 3);
-    check_products(LINEAR_BF16, 3, 70, 131); /* more tokens than share one conversion */
+            for (size_t n = 1; n <= 8; n++) check_products(run, (linear_type)type, 7, cols[i], n);
+    for (size_t n = 1; n <= 8; n++) {
+        check_products(run, LINEAR_MXFP4, 5, 32, n);
+        check_products(run, LINEAR_MXFP4, 5, 1056, n);
+    }
+    check_products(run, LINEAR_BF16, 70, 70, 131);
+}
+
+static void products_with(kda_isa isa) {
+    linear_run run = {isa, NULL};
+    if (kda_isa_is_available(isa))
+        check_all_products(&run);
+    else
+        test_skip("not in this machine and build");
+}
+
+static void products_scalar(void) {
+    products_with(KDA_ISA_SCALAR);
+}
+static void products_avx2(void) {
+    products_with(KDA_ISA_AVX2);
+}
+static void products_avx512(void) {
+    products_with(KDA_ISA_AVX512);
+}
+static void products_neon(void) {
+    products_with(KDA_ISA_NEON);
+}
+
+/* The same bits in any number of threads. */
+static void threads(void) {
+    matrix m = matrix_new(LINEAR_BF16, 3001, 100);
+    float *x = test_floats(70 * 100), *want = test_floats(70 * 3001), *got = test_floats(70 * 3001);
+    error e;
+    test_fill_normal(x, 70 * 100);
+    for (size_t n = 1; n <= 70; n += 69) {
+        linear_apply(NULL, &m.w, x, n, 100, want, 3001);
+        for (size_t n_threads = 1; n_threads <= 8; n_threads += n_threads == 3 ? 5 : 1) {
+            parallel pool;
+            linear_run run = {KDA_ISA_AUTO, &pool};
+            CHECK(parallel_open(&pool, n_threads, &e));
+            memset(got, 0, 70 * 3001 * sizeof *got);
+            linear_apply(&run, &m.w, x, n, 100, got, 3001);
+            CHECK(memcmp(got, want, n * 3001 * sizeof *got) == 0);
+            parallel_close(&pool);
+        }
+    }
+    free(x), free(want), free(got);
+    matrix_free(&m);
+}
+
+/* Each 16-bit number is what it is rounded to; what lies between goes to the nearer, or to even. */
+static void rounding(void) {
+    for (unsigned bits = 0; bits < 0x7c00; bits++) {
+        float low = linear_from_f16((uint16_t)bits), high = linear_from_f16((uint16_t)(bits + 1));
+        if (bits == 0x7bff) high = 65536;
+        float middle = low + (high - low) / 2;
+        CHECK(linear_to_f16(low) == bits && linear_to_f16(-low) == (bits | 0x8000u));
+        CHECK(linear_to_f16(middle) == bits + bits % 2);
+        CHECK(linear_to_f16(nextafterf(middle, 0)) == bits);
+        CHECK(linear_to_f16(nextafterf(middle, HUGE_VALF)) == bits + 1);
+    }
+    for (unsigned bits = 0; bits < 0x7f80; bits++) {
+        float low = linear_from_bf16((uint16_t)bits);
+        uint32_t middle_bits = (uint32_t)bits << 16 | 0x8000u;
+        float middle;
+        memcpy(&middle, &middle_bits, sizeof middle);
+        CHECK(linear_to_bf16(low) == bits && linear_to_bf16(-low) == (bits | 0x8000u));
+        CHECK(linear_to_bf16(middle) == bits + bits % 2);
+        CHECK(linear_to_bf16(nextafterf(middle, 0)) == bits);
+        CHECK(linear_to_bf16(nextafterf(middle, HUGE_VALF)) == bits + 1);
+    }
+    CHECK(linear_to_f16(HUGE_VALF) == 0x7c00 && linear_to_bf16(HUGE_VALF) == 0x7f80);
+    CHECK(isnan(linear_from_f16(linear_to_f16(NAN))) &&
+          isnan(linear_from_bf16(linear_to_bf16(NAN))));
 }
 
 /* A token's bits do not depend on how many others are in the call. */
@@ -161,9 +224,9 @@ static void tokens_are_independent(void) {
     matrix m = matrix_new(LINEAR_BF16, 9, 100);
     float *x = test_floats(70 * 100), *together = test_floats(70 * 9), alone[9];
     test_fill_normal(x, 70 * 100);
-    linear_apply(&m.w, x, 70, 100, together, 9);
+    linear_apply(NULL, &m.w, x, 70, 100, together, 9);
     for (size_t t = 0; t < 70; t++) {
-        linear_apply(&m.w, x + t * 100, 1, 100, alone, 9);
+        linear_apply(NULL, &m.w, x + t * 100, 1, 100, alone, 9);
         CHECK(memcmp(alone, together + t * 9, sizeof alone) == 0);
     }
     free(x), free(together);
@@ -176,8 +239,8 @@ static void some_rows(void) {
     for (int type = LINEAR_F32; type <= LINEAR_MXFP4; type++) {
         matrix m = matrix_new((linear_type)type, 6, 64);
         linear rows = linear_rows(&m.w, 3, 2);
-        linear_apply(&m.w, x, 1, 64, whole, 6);
-        linear_apply(&rows, x, 1, 64, part, 2);
+        linear_apply(NULL, &m.w, x, 1, 64, whole, 6);
+        linear_apply(NULL, &rows, x, 1, 64, part, 2);
         CHECK(part[0] == whole[3] && part[1] == whole[4]);
         matrix_free(&m);
     }
@@ -191,8 +254,7 @@ static void rms_norm(void) {
     linear_rms_norm(weight, 1e-5f, 37, x, 2, 37, y, 37);
     for (size_t t = 0; t < 2; t++) {
         double squares = 0;
-        for (size_t i = 0; i < 37; i++)
-            squares += (double)x[t * 37 + i] * (double)x[t * 37 + i];
+        for (size_t i = 0; i < 37; i++) squares += (double)x[t * 37 + i] * (double)x[t * 37 + i];
         for (size_t i = 0; i < 37; i++)
             want[i] = (double)x[t * 37 + i] / sqrt(squares / 37 + 1e-5) * (double)weight[i];
         CHECK_AT_MOST("norm", test_relative_l2(y + t * 37, want, 37), 3e-7);
@@ -206,7 +268,12 @@ int main(void) {
     TEST(every_bf16);
     TEST(every_mxfp4);
     TEST(mxfp4_packing);
-    TEST(products);
+    TEST(rounding);
+    TEST(products_scalar);
+    TEST(products_avx2);
+    TEST(products_avx512);
+    TEST(products_neon);
+    TEST(threads);
     TEST(tokens_are_independent);
     TEST(some_rows);
     TEST(rms_norm);

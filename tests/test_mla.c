@@ -4,8 +4,10 @@
 
 #include "test.h"
 
+#define MOST_THREADS 8
+
 /* No two dimensions alike; the latent is wider than the lanes and no multiple of them. */
-static const mla_desc small = {3, 13, 5, 11, 37, 0, 1e-6f};
+static const mla_desc small = {3, 13, 5, 11, 37, 0, 1e-6f, LINEAR_F32};
 
 typedef struct problem {
     mla_desc desc;
@@ -15,7 +17,8 @@ typedef struct problem {
     float *q;     /* [n][n_heads][dim_nope + dim_rope] */
     float *cache; /* [n][latent + dim_rope] */
     float *out;   /* [n][n_heads][dim_v] */
-    mla_scratch scratch;
+    linear_run run;
+    void *scratch;
 } problem;
 
 static problem problem_new(mla_desc desc, size_t n, float query_scale) {
@@ -34,15 +37,21 @@ static problem problem_new(mla_desc desc, size_t n, float query_scale) {
         p.q[i] *= query_scale;
     p.kv_b.type = LINEAR_F32, p.kv_b.rows = rows, p.kv_b.cols = desc.latent;
     p.kv_b.data = (const unsigned char *)p.kv_b_values;
-    p.scratch.absorbed = test_floats(heads * width);
-    p.scratch.mix = test_floats(heads * desc.latent);
-    p.scratch.max = test_floats(heads), p.scratch.sum = test_floats(heads);
+    p.scratch = test_alloc(mla_scratch_bytes(&desc, n, n, MOST_THREADS));
     return p;
 }
 
 static void problem_free(problem *p) {
     free(p->kv_b_values), free(p->q), free(p->cache), free(p->out);
-    free(p->scratch.absorbed), free(p->scratch.mix), free(p->scratch.max), free(p->scratch.sum);
+    free(p->scratch);
+}
+
+/* Tokens first .. first + n - 1, after those before them. */
+static void attend(const problem *p, size_t first, size_t n, float *out) {
+    const mla_desc *d = &p->desc;
+    mla_seq seq = {p->cache, first, n};
+    mla_attend(&p->run, d, &p->kv_b, p->q + first * d->n_heads * (d->dim_nope + d->dim_rope), &seq,
+               1, out + first * d->n_heads * d->dim_v, p->scratch);
 }
 
 /* y = rows first .. first + n_rows - 1 of kv_b, times a latent: part of an expanded key or value */
@@ -100,7 +109,7 @@ static void check_against_expanded(const problem *p, double bound) {
 /* Token t sees t + 1 keys: each number of keys from 1 to 300, in one call. */
 static void every_length_at_once(void) {
     problem p = problem_new(small, 300, 0.3f);
-    mla_attend(&p.desc, &p.kv_b, p.q, p.n, p.cache, 0, p.out, &p.scratch);
+    attend(&p, 0, p.n, p.out);
     check_against_expanded(&p, 2e-6);
     problem_free(&p);
 }
@@ -108,14 +117,12 @@ static void every_length_at_once(void) {
 /* Any split into calls gives the same bits, the cache beyond the call untouched. */
 static void any_split(void) {
     problem p = problem_new(small, 300, 1);
-    size_t n_q = p.desc.n_heads * (p.desc.dim_nope + p.desc.dim_rope);
     size_t n_out = p.desc.n_heads * p.desc.dim_v;
     float *out = test_floats(300 * n_out);
-    mla_attend(&p.desc, &p.kv_b, p.q, p.n, p.cache, 0, p.out, &p.scratch);
+    attend(&p, 0, p.n, p.out);
     for (size_t step = 1; step < 200; step += 31) {
         for (size_t t = 0; t < 300; t += step)
-            mla_attend(&p.desc, &p.kv_b, p.q + t * n_q, 300 - t < step ? 300 - t : step, p.cache, t,
-                       out + t * n_out, &p.scratch);
+            attend(&p, t, 300 - t < step ? 300 - t : step, out);
         CHECK(memcmp(out, p.out, 300 * n_out * sizeof *out) == 0);
     }
     free(out);
@@ -132,7 +139,7 @@ static void large_scores(void) {
         if (score > top) top = score;
     }
     CHECK(top > 200);
-    mla_attend(&p.desc, &p.kv_b, p.q, p.n, p.cache, 0, p.out, &p.scratch);
+    attend(&p, 0, p.n, p.out);
     check_against_expanded(&p, 2e-4);
     problem_free(&p);
 }
@@ -141,7 +148,7 @@ static void large_scores(void) {
 static void one_key(void) {
     for (int sign = -1; sign <= 1; sign++) {
         problem p = problem_new(small, 1, 30.0f * (float)sign);
-        mla_attend(&p.desc, &p.kv_b, p.q, 1, p.cache, 0, p.out, &p.scratch);
+        attend(&p, 0, 1, p.out);
         check_against_expanded(&p, 1e-6);
         problem_free(&p);
     }
@@ -152,7 +159,7 @@ static void nan_stays_causal(void) {
     problem p = problem_new(small, 20, 1);
     size_t n_out = p.desc.n_heads * p.desc.dim_v;
     p.cache[10 * mla_cache_width(&p.desc) + 3] = NAN;
-    mla_attend(&p.desc, &p.kv_b, p.q, p.n, p.cache, 0, p.out, &p.scratch);
+    attend(&p, 0, p.n, p.out);
     for (size_t i = 0; i < 20 * n_out; i++)
         CHECK(!isnan(p.out[i]) == (i < 10 * n_out));
     problem_free(&p);

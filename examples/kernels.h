@@ -1,0 +1,670 @@
+/* kernels.h - the driver's inner loops, one set for each instruction set, chosen at run time.
+ *
+ * linear.h brings this in: its element types and scalar conversions are used here.
+ *
+ * The loops are written once, at the end of this file, in terms of a vector of the set's own width
+ * and a dozen operations on it; the file includes itself once for each set. kda.h says which sets
+ * the machine has (kda_isa_best), so that the driver and the two libraries agree.
+ *
+ * A SUM OVER k ELEMENTS has one shape in each set, whatever the other arguments are: spans of
+ * KERNELS_SPAN elements; in a span, element i goes to lane i % lanes of one vector by a multiply-add
+ * (fused where the set has it), elements past the end count as zero; lanes half the vector apart are
+ * added until one is left; the spans are added in order.
+ */
+#if !defined(KERNELS_H)
+#define KERNELS_H
+
+#include "../kda.h" /* kda_isa */
+#include "linear.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* A multiple of every set's lanes and of the MXFP4 group. */
+#define KERNELS_SPAN 1024
+
+/* A matrix [rows][..] of some element type: what a pointer to its first row needs to find others. */
+typedef struct kernels_matrix {
+    linear_type type;
+    const unsigned char *data;    /* little-endian, at any alignment */
+    const unsigned char *scale;   /* MXFP4: one byte for each 32 elements; else null */
+    size_t row_bytes, row_scales; /* from row to row, of data and of scale */
+} kernels_matrix;
+
+/* One set. Every array of floats may have any alignment. */
+typedef struct kernels {
+    kda_isa isa;
+
+    /* out[i] = element i of row 0, i < n; from a multiple of the MXFP4 group on. */
+    void (*expand)(const kernels_matrix *a, size_t n, float *out);
+
+    /* c[i * c_i + j * c_j] = a_i . b_j over k elements, for rows i < m of a and j < n of b; `add`:
+     * added to what is in c. b_j = b + j * b_stride; k <= KERNELS_SPAN. */
+    void (*dots)(const kernels_matrix *a, size_t m, const float *b, size_t b_stride, size_t n,
+                 size_t k, bool add, float *c, size_t c_i, size_t c_j);
+
+    /* y_i = rescale[i] y_i + sum over j < n of p_i[j] v_j, for rows i < m; d channels, of which all
+     * up to the next multiple of KERNELS_LANES_MOST are read and written. The sum runs in the order
+     * of j and then joins y. rescale 0 forgets y, whatever it holds. */
+    void (*mix)(const float *p, size_t p_stride, size_t m, const float *v, size_t v_stride,
+                size_t n, size_t d, const float *rescale, float *y, size_t y_stride);
+
+    /* One tile of an online softmax: scores become exp(score - max) and join max and sum. Returns
+     * the factor that what was summed before takes, exp(old max - new max), 0 from a max of -inf on.
+     * n >= 1; scores have room for a whole number of vectors. */
+    float (*softmax)(float *scores, size_t n, float *max, float *sum);
+} kernels;
+
+#define KERNELS_LANES_MOST 16
+#define KERNELS_TALL 4 /* rows of a register block */
+
+/* The set of that name, or the best for KDA_ISA_AUTO and for one that is not there. */
+static const kernels *kernels_of(kda_isa isa);
+
+/* ---- Vectors of plain C: four floats, which compilers turn into what the target has ---- */
+
+#define KERNELS_INLINE static inline __attribute__((always_inline))
+
+typedef struct kernels_vec_scalar {
+    float x[4];
+} kernels_vec_scalar;
+#define KERNELS_EACH4 for (int i = 0; i < 4; i++)
+
+KERNELS_INLINE kernels_vec_scalar kernels_set_scalar(float x) {
+    kernels_vec_scalar y = {{x, x, x, x}};
+    return y;
+}
+KERNELS_INLINE kernels_vec_scalar kernels_read_scalar(const float *x) {
+    kernels_vec_scalar y;
+    memcpy(&y, x, sizeof y);
+    return y;
+}
+KERNELS_INLINE void kernels_write_scalar(float *to, kernels_vec_scalar x) {
+    memcpy(to, &x, sizeof x);
+}
+KERNELS_INLINE kernels_vec_scalar kernels_add_scalar(kernels_vec_scalar x, kernels_vec_scalar y) {
+    KERNELS_EACH4 x.x[i] += y.x[i];
+    return x;
+}
+KERNELS_INLINE kernels_vec_scalar kernels_mul_scalar(kernels_vec_scalar x, kernels_vec_scalar y) {
+    KERNELS_EACH4 x.x[i] *= y.x[i];
+    return x;
+}
+KERNELS_INLINE kernels_vec_scalar kernels_fma_scalar(kernels_vec_scalar x, kernels_vec_scalar y,
+                                                     kernels_vec_scalar z) {
+    KERNELS_EACH4 z.x[i] += x.x[i] * y.x[i];
+    return z;
+}
+KERNELS_INLINE float kernels_sum_scalar(kernels_vec_scalar x) {
+    return (x.x[0] + x.x[2]) + (x.x[1] + x.x[3]);
+}
+KERNELS_INLINE void kernels_sum4_scalar(const kernels_vec_scalar x[4], float sums[4]) {
+    KERNELS_EACH4 sums[i] = kernels_sum_scalar(x[i]);
+}
+KERNELS_INLINE kernels_vec_scalar kernels_max_scalar(kernels_vec_scalar x, kernels_vec_scalar y) {
+    KERNELS_EACH4 y.x[i] = x.x[i] > y.x[i] ? x.x[i] : y.x[i];
+    return y;
+}
+/* 2^n p for whole n from -126 to 127, p near 1. */
+KERNELS_INLINE kernels_vec_scalar kernels_scale_scalar(kernels_vec_scalar p, kernels_vec_scalar n) {
+    KERNELS_EACH4 p.x[i] = n.x[i] == n.x[i] ? ldexpf(p.x[i], (int)n.x[i]) : n.x[i];
+    return p;
+}
+KERNELS_INLINE kernels_vec_scalar kernels_read_f32_scalar(const unsigned char *x) {
+    kernels_vec_scalar y;
+    KERNELS_EACH4 y.x[i] = st_load_f32(x + 4 * i);
+    return y;
+}
+KERNELS_INLINE kernels_vec_scalar kernels_read_f16_scalar(const unsigned char *x) {
+    kernels_vec_scalar y;
+    KERNELS_EACH4 y.x[i] = linear_from_f16(st_load_u16(x + 2 * i));
+    return y;
+}
+KERNELS_INLINE kernels_vec_scalar kernels_read_bf16_scalar(const unsigned char *x) {
+    kernels_vec_scalar y;
+    KERNELS_EACH4 y.x[i] = linear_from_bf16(st_load_u16(x + 2 * i));
+    return y;
+}
+/* Elements of E2M1, two to a byte. */
+KERNELS_INLINE kernels_vec_scalar kernels_read_e2m1_scalar(const unsigned char *x) {
+    kernels_vec_scalar y;
+    KERNELS_EACH4 y.x[i] = lineari_e2m1((unsigned)x[i / 2] >> 4 * (i % 2));
+    return y;
+}
+
+/* ---- x86 ---- */
+
+#if !defined(KDA_NO_SIMD) && defined(__x86_64__)
+#define KERNELS_X86 1
+#include <immintrin.h>
+
+#define KERNELS_AVX2_TARGET __attribute__((target("avx2,fma,f16c")))
+#define KERNELS_AVX2 KERNELS_INLINE KERNELS_AVX2_TARGET
+typedef __m256 kernels_vec_avx2;
+
+KERNELS_AVX2 __m256 kernels_set_avx2(float x) {
+    return _mm256_set1_ps(x);
+}
+KERNELS_AVX2 __m256 kernels_read_avx2(const float *x) {
+    return _mm256_loadu_ps(x);
+}
+KERNELS_AVX2 void kernels_write_avx2(float *to, __m256 x) {
+    _mm256_storeu_ps(to, x);
+}
+KERNELS_AVX2 __m256 kernels_add_avx2(__m256 x, __m256 y) {
+    return _mm256_add_ps(x, y);
+}
+KERNELS_AVX2 __m256 kernels_mul_avx2(__m256 x, __m256 y) {
+    return _mm256_mul_ps(x, y);
+}
+KERNELS_AVX2 __m256 kernels_fma_avx2(__m256 x, __m256 y, __m256 z) {
+    return _mm256_fmadd_ps(x, y, z);
+}
+KERNELS_AVX2 float kernels_sum_avx2(__m256 x) {
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+}
+/* The sums of four vectors. */
+KERNELS_AVX2 void kernels_sum4_avx2(const __m256 x[4], float sums[4]) {
+    __m256 ac_low = _mm256_permute2f128_ps(x[0], x[2], 0x20);
+    __m256 ac = _mm256_add_ps(ac_low, _mm256_permute2f128_ps(x[0], x[2], 0x31));
+    __m256 bd_low = _mm256_permute2f128_ps(x[1], x[3], 0x20);
+    __m256 bd = _mm256_add_ps(bd_low, _mm256_permute2f128_ps(x[1], x[3], 0x31));
+    /* Each half: lanes 0 and 1 of one vector, then of the other. */
+    __m256 pairs = _mm256_add_ps(_mm256_shuffle_ps(ac, bd, 0x44), _mm256_shuffle_ps(ac, bd, 0xee));
+    __m256 both = _mm256_add_ps(pairs, _mm256_movehdup_ps(pairs));
+    __m128 ab = _mm256_castps256_ps128(both), cd = _mm256_extractf128_ps(both, 1);
+    _mm_storeu_ps(sums, _mm_shuffle_ps(ab, cd, _MM_SHUFFLE(2, 0, 2, 0)));
+}
+KERNELS_AVX2 __m256 kernels_scale_avx2(__m256 p, __m256 n) {
+    __m256i bits = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), bits));
+}
+KERNELS_AVX2 __m256 kernels_max_avx2(__m256 x, __m256 y) { /* y where either is NaN */
+    return _mm256_max_ps(x, y);
+}
+KERNELS_AVX2 __m256 kernels_read_f32_avx2(const unsigned char *x) {
+    return _mm256_loadu_ps((const float *)(const void *)x);
+}
+KERNELS_AVX2 __m256 kernels_read_f16_avx2(const unsigned char *x) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)x));
+}
+KERNELS_AVX2 __m256 kernels_read_bf16_avx2(const unsigned char *x) {
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)x));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+KERNELS_AVX2 __m256 kernels_read_e2m1_avx2(const unsigned char *x) {
+    const __m256 magnitudes = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
+    int four;
+    memcpy(&four, x, sizeof four);
+    __m256i codes =
+        _mm256_srlv_epi32(_mm256_set1_epi32(four), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(8)), 28);
+    return _mm256_or_ps(_mm256_permutevar8x32_ps(magnitudes, codes), _mm256_castsi256_ps(sign));
+}
+#else
+#define KERNELS_X86 0
+#endif
+
+#if KERNELS_X86 && !defined(KDA_NO_AVX512)
+#define KERNELS_HAVE_AVX512 1
+#define KERNELS_AVX512_TARGET __attribute__((target("avx512f,avx2,fma,f16c")))
+#define KERNELS_AVX512 KERNELS_INLINE KERNELS_AVX512_TARGET
+typedef __m512 kernels_vec_avx512;
+
+KERNELS_AVX512 __m512 kernels_set_avx512(float x) {
+    return _mm512_set1_ps(x);
+}
+KERNELS_AVX512 __m512 kernels_read_avx512(const float *x) {
+    return _mm512_loadu_ps(x);
+}
+KERNELS_AVX512 void kernels_write_avx512(float *to, __m512 x) {
+    _mm512_storeu_ps(to, x);
+}
+KERNELS_AVX512 __m512 kernels_add_avx512(__m512 x, __m512 y) {
+    return _mm512_add_ps(x, y);
+}
+KERNELS_AVX512 __m512 kernels_mul_avx512(__m512 x, __m512 y) {
+    return _mm512_mul_ps(x, y);
+}
+KERNELS_AVX512 __m512 kernels_fma_avx512(__m512 x, __m512 y, __m512 z) {
+    return _mm512_fmadd_ps(x, y, z);
+}
+KERNELS_AVX512 float kernels_sum_avx512(__m512 x) {
+    __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1));
+    return kernels_sum_avx2(_mm256_add_ps(_mm512_castps512_ps256(x), high));
+}
+KERNELS_AVX512 void kernels_sum4_avx512(const __m512 x[4], float sums[4]) {
+    __m256 half[4];
+    for (int i = 0; i < 4; i++)
+        half[i] =
+            _mm256_add_ps(_mm512_castps512_ps256(x[i]),
+                          _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x[i]), 1)));
+    kernels_sum4_avx2(half, sums);
+}
+KERNELS_AVX512 __m512 kernels_scale_avx512(__m512 p, __m512 n) {
+    return _mm512_scalef_ps(p, n);
+}
+KERNELS_AVX512 __m512 kernels_max_avx512(__m512 x, __m512 y) {
+    return _mm512_max_ps(x, y);
+}
+KERNELS_AVX512 __m512 kernels_read_f32_avx512(const unsigned char *x) {
+    return _mm512_loadu_ps(x);
+}
+KERNELS_AVX512 __m512 kernels_read_f16_avx512(const unsigned char *x) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)x));
+}
+KERNELS_AVX512 __m512 kernels_read_bf16_avx512(const unsigned char *x) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)x));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+KERNELS_AVX512 __m512 kernels_read_e2m1_avx512(const unsigned char *x) {
+    const __m512 values =
+        _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+    long long eight;
+    memcpy(&eight, x, sizeof eight);
+    __m512i pairs = _mm512_cvtepu8_epi32(_mm_set_epi64x(0, eight)); /* bytes 0 .. 7 in lanes */
+    __m512i which = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    __m512i shift = _mm512_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4);
+    __m512i codes = _mm512_srlv_epi32(_mm512_permutexvar_epi32(which, pairs), shift);
+    return _mm512_permutexvar_ps(codes, values);
+}
+#else
+#define KERNELS_HAVE_AVX512 0
+#endif
+
+/* ---- NEON ---- */
+
+#if !defined(KDA_NO_SIMD) && defined(__aarch64__) && defined(__ARM_NEON)
+#define KERNELS_NEON 1
+#include <arm_neon.h>
+typedef float32x4_t kernels_vec_neon;
+
+KERNELS_INLINE float32x4_t kernels_set_neon(float x) {
+    return vdupq_n_f32(x);
+}
+KERNELS_INLINE float32x4_t kernels_read_neon(const float *x) {
+    return vld1q_f32(x);
+}
+KERNELS_INLINE void kernels_write_neon(float *to, float32x4_t x) {
+    vst1q_f32(to, x);
+}
+KERNELS_INLINE float32x4_t kernels_add_neon(float32x4_t x, float32x4_t y) {
+    return vaddq_f32(x, y);
+}
+KERNELS_INLINE float32x4_t kernels_mul_neon(float32x4_t x, float32x4_t y) {
+    return vmulq_f32(x, y);
+}
+KERNELS_INLINE float32x4_t kernels_fma_neon(float32x4_t x, float32x4_t y, float32x4_t z) {
+    return vfmaq_f32(z, x, y);
+}
+KERNELS_INLINE float kernels_sum_neon(float32x4_t x) {
+    float32x2_t y = vadd_f32(vget_low_f32(x), vget_high_f32(x));
+    return vget_lane_f32(vpadd_f32(y, y), 0);
+}
+KERNELS_INLINE void kernels_sum4_neon(const float32x4_t x[4], float sums[4]) {
+    for (int i = 0; i < 4; i++) sums[i] = kernels_sum_neon(x[i]);
+}
+KERNELS_INLINE float32x4_t kernels_scale_neon(float32x4_t p, float32x4_t n) {
+    int32x4_t bits = vshlq_n_s32(vcvtnq_s32_f32(n), 23);
+    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), bits));
+}
+KERNELS_INLINE float32x4_t kernels_max_neon(float32x4_t x, float32x4_t y) {
+    return vmaxq_f32(x, y);
+}
+KERNELS_INLINE float32x4_t kernels_read_f32_neon(const unsigned char *x) {
+    return vreinterpretq_f32_u8(vld1q_u8(x));
+}
+KERNELS_INLINE float32x4_t kernels_read_f16_neon(const unsigned char *x) {
+    return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(x)));
+}
+KERNELS_INLINE float32x4_t kernels_read_bf16_neon(const unsigned char *x) {
+    uint16x4_t half = vreinterpret_u16_u8(vld1_u8(x));
+    return vreinterpretq_f32_u32(vshll_n_u16(half, 16));
+}
+KERNELS_INLINE float32x4_t kernels_read_e2m1_neon(const unsigned char *x) {
+    kernels_vec_scalar y = kernels_read_e2m1_scalar(x);
+    return vld1q_f32(y.x);
+}
+#else
+#define KERNELS_NEON 0
+#endif
+
+/* ---- The sets ---- */
+
+#define KERNELS_PASS scalar
+#define KERNELS_ISA KDA_ISA_SCALAR
+#define KERNELS_LANES 4
+#define KERNELS_KERNEL static
+#define KERNELS_KERNEL_INLINE KERNELS_INLINE
+#define KERNELS_WIDE 2
+#include "kernels.h"
+#if KERNELS_X86
+#define KERNELS_PASS avx2
+#define KERNELS_ISA KDA_ISA_AVX2
+#define KERNELS_LANES 8
+#define KERNELS_KERNEL static KERNELS_AVX2_TARGET
+#define KERNELS_KERNEL_INLINE KERNELS_AVX2
+#define KERNELS_WIDE 3
+#include "kernels.h"
+#endif
+#if KERNELS_HAVE_AVX512
+#define KERNELS_PASS avx512
+#define KERNELS_ISA KDA_ISA_AVX512
+#define KERNELS_LANES 16
+#define KERNELS_KERNEL static KERNELS_AVX512_TARGET
+#define KERNELS_KERNEL_INLINE KERNELS_AVX512
+#define KERNELS_WIDE 6
+#include "kernels.h"
+#endif
+#if KERNELS_NEON
+#define KERNELS_PASS neon
+#define KERNELS_ISA KDA_ISA_NEON
+#define KERNELS_LANES 4
+#define KERNELS_KERNEL static
+#define KERNELS_KERNEL_INLINE KERNELS_INLINE
+#define KERNELS_WIDE 6
+#include "kernels.h"
+#endif
+
+static const kernels *kernels_of(kda_isa isa) {
+    if (isa == KDA_ISA_AUTO || !kda_isa_is_available(isa)) isa = kda_isa_best();
+#if KERNELS_HAVE_AVX512
+    if (isa == KDA_ISA_AVX512) return &kernels_set_of_avx512;
+#endif
+#if KERNELS_X86
+    if (isa == KDA_ISA_AVX2) return &kernels_set_of_avx2;
+#endif
+#if KERNELS_NEON
+    if (isa == KDA_ISA_NEON) return &kernels_set_of_neon;
+#endif
+    return &kernels_set_of_scalar;
+}
+
+#endif /* KERNELS_H */
+
+/* ==== The loops ===============================================================================
+ *
+ * Compiled once for each set, from within the header above, with
+ *     KERNELS_PASS          the suffix of its names
+ *     KERNELS_LANES         floats of a vector
+ *     KERNELS_WIDE          columns of a register block, beside KERNELS_TALL rows: as many as let
+ *                           the sums, a column's operands and one more stay in registers */
+#if defined(KERNELS_PASS)
+
+#define KERNELS_JOIN_(a, b) kernels_##a##_##b
+#define KERNELS_JOIN(a, b) KERNELS_JOIN_(a, b)
+#define KERNELS_(name) KERNELS_JOIN(name, KERNELS_PASS)
+#define KERNELS_VEC KERNELS_(vec)
+
+/* One vector of a row, from element i on; F32 and the 16-bit types. */
+KERNELS_KERNEL_INLINE KERNELS_VEC KERNELS_(load)(linear_type type, const unsigned char *row,
+                                                 const unsigned char *scale, size_t i) {
+    if (type == LINEAR_F32) return KERNELS_(read_f32)(row + 4 * i);
+    if (type == LINEAR_F16) return KERNELS_(read_f16)(row + 2 * i);
+    if (type == LINEAR_BF16) return KERNELS_(read_bf16)(row + 2 * i);
+    return KERNELS_(mul)(KERNELS_(read_e2m1)(row + i / 2),
+                         KERNELS_(set)(lineari_e8m0(scale[i / LINEAR_MXFP4_GROUP])));
+}
+
+/* The same where fewer than a vector are left: zeros behind them. */
+KERNELS_KERNEL_INLINE KERNELS_VEC KERNELS_(load_some)(linear_type type, const unsigned char *row,
+                                                      size_t i, size_t n) {
+    unsigned char padded[4 * KERNELS_LANES] = {0};
+    size_t bytes = type == LINEAR_F32 ? 4 : 2; /* MXFP4 has no such rest */
+    memcpy(padded, row + bytes * i, bytes * n);
+    return KERNELS_(load)(type, padded, NULL, 0);
+}
+
+KERNELS_KERNEL_INLINE KERNELS_VEC KERNELS_(read_some)(const float *x, size_t n) {
+    float padded[KERNELS_LANES] = {0};
+    memcpy(padded, x, n * sizeof *x);
+    return KERNELS_(read)(padded);
+}
+
+/* ---- expand ---- */
+
+KERNELS_KERNEL_INLINE void KERNELS_(expand_type)(linear_type type, const kernels_matrix *a,
+                                                 size_t n, float *out) {
+    size_t i = 0;
+    for (; i + KERNELS_LANES <= n; i += KERNELS_LANES)
+        KERNELS_(write)(out + i, KERNELS_(load)(type, a->data, a->scale, i));
+    if (i < n) {
+        float rest[KERNELS_LANES];
+        KERNELS_(write)(rest, KERNELS_(load_some)(type, a->data, i, n - i));
+        memcpy(out + i, rest, (n - i) * sizeof *out);
+    }
+}
+
+KERNELS_KERNEL void KERNELS_(expand)(const kernels_matrix *a, size_t n, float *out) {
+    switch (a->type) {
+    case LINEAR_F32: KERNELS_(expand_type)(LINEAR_F32, a, n, out); break;
+    case LINEAR_F16: KERNELS_(expand_type)(LINEAR_F16, a, n, out); break;
+    case LINEAR_BF16: KERNELS_(expand_type)(LINEAR_BF16, a, n, out); break;
+    case LINEAR_MXFP4: KERNELS_(expand_type)(LINEAR_MXFP4, a, n, out); break;
+    }
+}
+
+/* ---- dots ---- */
+
+/* KERNELS_TALL rows against `wide` columns, at b + j * b_stride, over k elements. type and wide are
+ * constants where this is inlined. sum[j][r] is the sum of row r and column j. */
+KERNELS_KERNEL_INLINE void KERNELS_(dots_block)(linear_type type, const unsigned char *const *row,
+                                                const unsigned char *const *scale, const float *b,
+                                                size_t b_stride, size_t wide, size_t k,
+                                                float sum[KERNELS_WIDE][KERNELS_TALL]) {
+    KERNELS_VEC acc[KERNELS_WIDE][KERNELS_TALL], column[KERNELS_WIDE];
+    size_t i = 0;
+#pragma GCC unroll 8
+    for (size_t j = 0; j < wide; j++)
+#pragma GCC unroll 8
+        for (size_t r = 0; r < KERNELS_TALL; r++) acc[j][r] = KERNELS_(set)(0);
+    for (; i + KERNELS_LANES <= k; i += KERNELS_LANES) {
+#pragma GCC unroll 8
+        for (size_t j = 0; j < wide; j++) column[j] = KERNELS_(read)(b + j * b_stride + i);
+#pragma GCC unroll 8
+        for (size_t r = 0; r < KERNELS_TALL; r++) {
+            KERNELS_VEC a = KERNELS_(load)(type, row[r], scale[r], i);
+#pragma GCC unroll 8
+            for (size_t j = 0; j < wide; j++) acc[j][r] = KERNELS_(fma)(a, column[j], acc[j][r]);
+        }
+    }
+    if (i < k) {
+#pragma GCC unroll 8
+        for (size_t j = 0; j < wide; j++)
+            column[j] = KERNELS_(read_some)(b + j * b_stride + i, k - i);
+#pragma GCC unroll 8
+        for (size_t r = 0; r < KERNELS_TALL; r++) {
+            KERNELS_VEC a = KERNELS_(load_some)(type, row[r], i, k - i);
+#pragma GCC unroll 8
+            for (size_t j = 0; j < wide; j++) acc[j][r] = KERNELS_(fma)(a, column[j], acc[j][r]);
+        }
+    }
+#pragma GCC unroll 8
+    for (size_t j = 0; j < wide; j++) KERNELS_(sum4)(acc[j], sum[j]);
+}
+
+/* Rows in fours, the last four filled up with repetitions of the last row, whose sums are left. */
+KERNELS_KERNEL_INLINE void KERNELS_(dots_columns)(const kernels_matrix *a, linear_type type,
+                                                  size_t m, const float *b, size_t b_stride,
+                                                  size_t wide, size_t k, bool add, float *c,
+                                                  size_t c_i, size_t c_j) {
+    for (size_t first = 0; first < m; first += KERNELS_TALL) {
+        const unsigned char *row[KERNELS_TALL], *scale[KERNELS_TALL];
+        float sum[KERNELS_WIDE][KERNELS_TALL];
+        size_t count = m - first < KERNELS_TALL ? m - first : KERNELS_TALL;
+        for (size_t r = 0; r < KERNELS_TALL; r++) {
+            size_t i = first + (r < count ? r : count - 1);
+            row[r] = a->data + i * a->row_bytes;
+            scale[r] = type == LINEAR_MXFP4 ? a->scale + i * a->row_scales : NULL;
+        }
+        KERNELS_(dots_block)(type, row, scale, b, b_stride, wide, k, sum);
+        for (size_t j = 0; j < wide; j++)
+            for (size_t r = 0; r < count; r++) {
+                float *to = c + (first + r) * c_i + j * c_j;
+                *to = add ? *to + sum[j][r] : sum[j][r];
+            }
+    }
+}
+
+KERNELS_KERNEL_INLINE void KERNELS_(dots_type)(const kernels_matrix *a, linear_type type, size_t m,
+                                               const float *b, size_t b_stride, size_t n, size_t k,
+                                               bool add, float *c, size_t c_i, size_t c_j) {
+    size_t j = 0;
+    for (; j + KERNELS_WIDE <= n; j += KERNELS_WIDE)
+        KERNELS_(dots_columns)
+        (a, type, m, b + j * b_stride, b_stride, KERNELS_WIDE, k, add, c + j * c_j, c_i, c_j);
+    b += j * b_stride, c += j * c_j;
+    switch (n - j) { /* less than KERNELS_WIDE, which is at most 6 */
+    case 1: KERNELS_(dots_columns)(a, type, m, b, b_stride, 1, k, add, c, c_i, c_j); break;
+#if KERNELS_WIDE > 2
+    case 2: KERNELS_(dots_columns)(a, type, m, b, b_stride, 2, k, add, c, c_i, c_j); break;
+#endif
+#if KERNELS_WIDE > 3
+    case 3: KERNELS_(dots_columns)(a, type, m, b, b_stride, 3, k, add, c, c_i, c_j); break;
+    case 4: KERNELS_(dots_columns)(a, type, m, b, b_stride, 4, k, add, c, c_i, c_j); break;
+    case 5: KERNELS_(dots_columns)(a, type, m, b, b_stride, 5, k, add, c, c_i, c_j); break;
+#endif
+    default: break;
+    }
+}
+
+KERNELS_KERNEL void KERNELS_(dots)(const kernels_matrix *a, size_t m, const float *b,
+                                   size_t b_stride, size_t n, size_t k, bool add, float *c,
+                                   size_t c_i, size_t c_j) {
+    switch (a->type) {
+    case LINEAR_F32:
+        KERNELS_(dots_type)(a, LINEAR_F32, m, b, b_stride, n, k, add, c, c_i, c_j);
+        break;
+    case LINEAR_F16:
+        KERNELS_(dots_type)(a, LINEAR_F16, m, b, b_stride, n, k, add, c, c_i, c_j);
+        break;
+    case LINEAR_BF16:
+        KERNELS_(dots_type)(a, LINEAR_BF16, m, b, b_stride, n, k, add, c, c_i, c_j);
+        break;
+    case LINEAR_MXFP4:
+        KERNELS_(dots_type)(a, LINEAR_MXFP4, m, b, b_stride, n, k, add, c, c_i, c_j);
+        break;
+    }
+}
+
+/* ---- mix ---- */
+
+/* KERNELS_TALL rows of p, at p[r], by `wide` vectors of channels; the first `count` are stored. */
+KERNELS_KERNEL_INLINE void KERNELS_(mix_block)(const float *const *p, size_t count, const float *v,
+                                               size_t v_stride, size_t n, size_t wide,
+                                               const float *rescale, float *y, size_t y_stride) {
+    KERNELS_VEC acc[KERNELS_TALL][KERNELS_WIDE], value[KERNELS_WIDE];
+#pragma GCC unroll 8
+    for (size_t r = 0; r < KERNELS_TALL; r++)
+#pragma GCC unroll 8
+        for (size_t j = 0; j < wide; j++) acc[r][j] = KERNELS_(set)(0);
+    for (size_t i = 0; i < n; i++) {
+#pragma GCC unroll 8
+        for (size_t j = 0; j < wide; j++)
+            value[j] = KERNELS_(read)(v + i * v_stride + j * KERNELS_LANES);
+#pragma GCC unroll 8
+        for (size_t r = 0; r < KERNELS_TALL; r++) {
+            KERNELS_VEC weight = KERNELS_(set)(p[r][i]);
+#pragma GCC unroll 8
+            for (size_t j = 0; j < wide; j++)
+                acc[r][j] = KERNELS_(fma)(weight, value[j], acc[r][j]);
+        }
+    }
+    for (size_t r = 0; r < count; r++, y += y_stride)
+        for (size_t j = 0; j < wide; j++) {
+            float *to = y + j * KERNELS_LANES;
+            KERNELS_VEC sum = acc[r][j];
+            if (rescale[r] != 0)
+                sum = KERNELS_(fma)(KERNELS_(set)(rescale[r]), KERNELS_(read)(to), sum);
+            KERNELS_(write)(to, sum);
+        }
+}
+
+KERNELS_KERNEL_INLINE void KERNELS_(mix_columns)(const float *p, size_t p_stride, size_t m,
+                                                 const float *v, size_t v_stride, size_t n,
+                                                 size_t wide, const float *rescale, float *y,
+                                                 size_t y_stride) {
+    for (size_t first = 0; first < m; first += KERNELS_TALL) {
+        const float *row[KERNELS_TALL];
+        size_t count = m - first < KERNELS_TALL ? m - first : KERNELS_TALL;
+        for (size_t r = 0; r < KERNELS_TALL; r++)
+            row[r] = p + (first + (r < count ? r : count - 1)) * p_stride;
+        KERNELS_(mix_block)
+        (row, count, v, v_stride, n, wide, rescale + first, y + first * y_stride, y_stride);
+    }
+}
+
+KERNELS_KERNEL void KERNELS_(mix)(const float *p, size_t p_stride, size_t m, const float *v,
+                                  size_t v_stride, size_t n, size_t d, const float *rescale,
+                                  float *y, size_t y_stride) {
+    size_t vectors =
+        (d + KERNELS_LANES_MOST - 1) / KERNELS_LANES_MOST * (KERNELS_LANES_MOST / KERNELS_LANES);
+    for (; vectors >= KERNELS_WIDE; vectors -= KERNELS_WIDE) {
+        KERNELS_(mix_columns)(p, p_stride, m, v, v_stride, n, KERNELS_WIDE, rescale, y, y_stride);
+        v += KERNELS_WIDE * KERNELS_LANES, y += KERNELS_WIDE * KERNELS_LANES;
+    }
+    for (; vectors > 0; vectors--, v += KERNELS_LANES, y += KERNELS_LANES)
+        KERNELS_(mix_columns)(p, p_stride, m, v, v_stride, n, 1, rescale, y, y_stride);
+}
+
+/* ---- softmax ---- */
+
+/* exp(x) for x <= 0 in the way of kda_exp, but that below -87 (1.6e-38) it stays what it is there:
+ * beside the tile's largest weight, which is 1, nothing. NaN stays NaN. */
+KERNELS_KERNEL_INLINE KERNELS_VEC KERNELS_(exp)(KERNELS_VEC x) {
+    KERNELS_VEC magic = KERNELS_(set)(0x1.8p23f); /* leaves no bits for a fraction */
+    x = KERNELS_(max)(KERNELS_(set)(-87.0f), x);
+    KERNELS_VEC n = KERNELS_(fma)(x, KERNELS_(set)(0x1.715476p+0f), magic);
+    n = KERNELS_(add)(n, KERNELS_(set)(-0x1.8p23f));
+    KERNELS_VEC r = KERNELS_(fma)(n, KERNELS_(set)(-0x1.62e4p-1f), x);
+    r = KERNELS_(fma)(n, KERNELS_(set)(-0x1.7f7d1cp-20f), r);
+    KERNELS_VEC p = KERNELS_(set)(0x1.6d117cp-10f);
+    p = KERNELS_(fma)(p, r, KERNELS_(set)(0x1.120be2p-7f));
+    p = KERNELS_(fma)(p, r, KERNELS_(set)(0x1.555518p-5f));
+    p = KERNELS_(fma)(p, r, KERNELS_(set)(0x1.5554dcp-3f));
+    p = KERNELS_(fma)(p, r, KERNELS_(set)(0.5f));
+    p = KERNELS_(fma)(KERNELS_(mul)(p, r), r, r);
+    return KERNELS_(scale)(KERNELS_(add)(p, KERNELS_(set)(1.0f)), n);
+}
+
+KERNELS_KERNEL float KERNELS_(softmax)(float *scores, size_t n, float *max, float *sum) {
+    KERNELS_VEC top = KERNELS_(set)(*max), total = KERNELS_(set)(0);
+    size_t padded = (n + KERNELS_LANES - 1) / KERNELS_LANES * KERNELS_LANES;
+    float lane[KERNELS_LANES], most = *max;
+    for (size_t i = n; i < padded; i++) scores[i] = -HUGE_VALF;
+    for (size_t i = 0; i < padded; i += KERNELS_LANES)
+        top = KERNELS_(max)(KERNELS_(read)(scores + i), top);
+    KERNELS_(write)(lane, top);
+    for (size_t i = 0; i < KERNELS_LANES; i++)
+        if (lane[i] > most) most = lane[i];
+    for (size_t i = 0; i < padded; i += KERNELS_LANES) {
+        KERNELS_VEC x = KERNELS_(add)(KERNELS_(read)(scores + i), KERNELS_(set)(-most));
+        x = KERNELS_(exp)(x);
+        total = KERNELS_(add)(total, x);
+        KERNELS_(write)(scores + i, x);
+    }
+    float rescale = *max == -HUGE_VALF ? 0.0f : kda_exp(*max - most);
+    *sum = *sum * rescale + KERNELS_(sum)(total);
+    *max = most;
+    return rescale;
+}
+
+static const kernels KERNELS_(set_of) = {
+    KERNELS_ISA, KERNELS_(expand), KERNELS_(dots), KERNELS_(mix), KERNELS_(softmax),
+};
+
+#undef KERNELS_PASS
+#undef KERNELS_ISA
+#undef KERNELS_LANES
+#undef KERNELS_KERNEL
+#undef KERNELS_KERNEL_INLINE
+#undef KERNELS_WIDE
+#undef KERNELS_JOIN_
+#undef KERNELS_JOIN
+#undef KERNELS_
+#undef KERNELS_VEC
+#endif
