@@ -448,6 +448,13 @@ static inline void bench_task_copy(void *context, size_t index) {
         memcpy(limit->copy + at, limit->data + at, n);
 }
 
+static inline void bench_task_read(void *context, size_t index) {
+    bench_limit *limit = (bench_limit *)context;
+    (void)index;
+    for (size_t n, at = bench_limit_claim(limit, &n); n; at = bench_limit_claim(limit, &n))
+        limit->kernels->read(limit->data + at, n);
+}
+
 static inline void bench_task_fma(void *context, size_t index) {
     bench_limit *limit = (bench_limit *)context;
     (void)index;
@@ -465,6 +472,9 @@ static inline void bench_run_rmw(void *limit) {
 }
 static inline void bench_run_copy(void *limit) {
     bench_limit_run((bench_limit *)limit, bench_task_copy);
+}
+static inline void bench_run_read(void *limit) {
+    bench_limit_run((bench_limit *)limit, bench_task_read);
 }
 static inline void bench_run_fma(void *limit) {
     bench_limit_run((bench_limit *)limit, bench_task_fma);

@@ -6,10 +6,10 @@
  * and a dozen operations on it; the file includes itself once for each set. kda.h says which sets
  * the machine has (kda_isa_best), so that the driver and the two libraries agree.
  *
- * A SUM OVER k ELEMENTS has one shape in each set, whatever the other arguments are: spans of
- * KERNELS_SPAN elements; in a span, element i goes to lane i % lanes of one vector by a multiply-add
- * (fused where the set has it), elements past the end count as zero; lanes half the vector apart are
- * added until one is left; the spans are added in order.
+ * A SUM OVER k ELEMENTS has one shape in each set, whatever the other arguments are: it is cut into
+ * spans; in a span, element i goes to lane i % lanes of one vector by a multiply-add (fused where the
+ * set has it), elements past the end count as zero; lanes half the vector apart are added until one
+ * is left; the spans are added in order.
  */
 #if !defined(KERNELS_H)
 #define KERNELS_H
@@ -21,9 +21,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-/* A multiple of every set's lanes and of the MXFP4 group. */
-#define KERNELS_SPAN 1024
 
 /* A matrix [rows][..] of some element type: what a pointer to its first row needs to find others. */
 typedef struct kernels_matrix {
@@ -41,9 +38,9 @@ typedef struct kernels {
     void (*expand)(const kernels_matrix *a, size_t n, float *out);
 
     /* c[i * c_i + j * c_j] = a_i . b_j over k elements, for rows i < m of a and j < n of b; `add`:
-     * added to what is in c. b_j = b + j * b_stride; k <= KERNELS_SPAN. */
+     * added to what is in c. b_j = b + j * b_stride. span: a multiple of 32. */
     void (*dots)(const kernels_matrix *a, size_t m, const float *b, size_t b_stride, size_t n,
-                 size_t k, bool add, float *c, size_t c_i, size_t c_j);
+                 size_t k, size_t span, bool add, float *c, size_t c_i, size_t c_j);
 
     /* y_i = rescale[i] y_i + sum over j < n of p_i[j] v_j, for rows i < m; d channels, of which all
      * up to the next multiple of KERNELS_LANES_MOST are read and written. The sum runs in the order
@@ -192,18 +189,28 @@ KERNELS_AVX2 __m256 kernels_read_f32_avx2(const unsigned char *x) {
 KERNELS_AVX2 __m256 kernels_read_f16_avx2(const unsigned char *x) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)x));
 }
+/* Each number goes to the upper half of its lane: one shuffle, where widening and shifting are two. */
 KERNELS_AVX2 __m256 kernels_read_bf16_avx2(const unsigned char *x) {
-    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)x));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+    const __m256i to = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, -1,
+                                        -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+    __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)x));
+    return _mm256_castsi256_ps(_mm256_shuffle_epi8(twice, to));
 }
+/* Eight codes, one to a byte, looked up as the two upper bytes of their floats. */
 KERNELS_AVX2 __m256 kernels_read_e2m1_avx2(const unsigned char *x) {
-    const __m256 magnitudes = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
+    const __m128i first = _mm_setr_epi8(0, 63, 63, 63, 64, 64, 64, 64, -128, -65, -65, -65, -64, -64,
+                                        -64, -64);
+    const __m128i second = _mm_setr_epi8(0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64,
+                                         -128, -64);
     int four;
     memcpy(&four, x, sizeof four);
-    __m256i codes =
-        _mm256_srlv_epi32(_mm256_set1_epi32(four), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
-    __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(8)), 28);
-    return _mm256_or_ps(_mm256_permutevar8x32_ps(magnitudes, codes), _mm256_castsi256_ps(sign));
+    __m128i low = _mm_cvtsi32_si128(four), zero = _mm_setzero_si128();
+    __m128i codes = _mm_unpacklo_epi8(low, _mm_srli_epi32(low, 4));
+    codes = _mm_and_si128(codes, _mm_set1_epi8(15));
+    __m128i upper = _mm_unpacklo_epi8(_mm_shuffle_epi8(second, codes),
+                                      _mm_shuffle_epi8(first, codes));
+    return _mm256_castsi256_ps(
+        _mm256_set_m128i(_mm_unpackhi_epi16(zero, upper), _mm_unpacklo_epi16(zero, upper)));
 }
 #else
 #define KERNELS_X86 0
@@ -490,63 +497,70 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_block)(linear_type type, const unsigned
 /* Rows in fours, the last four filled up with repetitions of the last row, whose sums are left. */
 KERNELS_KERNEL_INLINE void KERNELS_(dots_columns)(const kernels_matrix *a, linear_type type,
                                                   size_t m, const float *b, size_t b_stride,
-                                                  size_t wide, size_t k, bool add, float *c,
-                                                  size_t c_i, size_t c_j) {
+                                                  size_t wide, size_t k, size_t span, bool add,
+                                                  float *c, size_t c_i, size_t c_j) {
     for (size_t first = 0; first < m; first += KERNELS_TALL) {
-        const unsigned char *row[KERNELS_TALL], *scale[KERNELS_TALL];
         float sum[KERNELS_WIDE][KERNELS_TALL];
         size_t count = m - first < KERNELS_TALL ? m - first : KERNELS_TALL;
-        for (size_t r = 0; r < KERNELS_TALL; r++) {
-            size_t i = first + (r < count ? r : count - 1);
-            row[r] = a->data + i * a->row_bytes;
-            scale[r] = type == LINEAR_MXFP4 ? a->scale + i * a->row_scales : NULL;
-        }
-        KERNELS_(dots_block)(type, row, scale, b, b_stride, wide, k, sum);
-        for (size_t j = 0; j < wide; j++)
-            for (size_t r = 0; r < count; r++) {
-                float *to = c + (first + r) * c_i + j * c_j;
-                *to = add ? *to + sum[j][r] : sum[j][r];
+        for (size_t col = 0; col < k; col += span) {
+            const unsigned char *row[KERNELS_TALL], *scale[KERNELS_TALL];
+            size_t width = k - col < span ? k - col : span;
+            for (size_t r = 0; r < KERNELS_TALL; r++) {
+                size_t i = first + (r < count ? r : count - 1);
+                row[r] = a->data + i * a->row_bytes + linear_row_bytes(type, col);
+                scale[r] = NULL;
+                if (type == LINEAR_MXFP4)
+                    scale[r] = a->scale + i * a->row_scales + col / LINEAR_MXFP4_GROUP;
             }
+            KERNELS_(dots_block)(type, row, scale, b + col, b_stride, wide, width, sum);
+            for (size_t j = 0; j < wide; j++)
+                for (size_t r = 0; r < count; r++) {
+                    float *to = c + (first + r) * c_i + j * c_j;
+                    *to = add || col > 0 ? *to + sum[j][r] : sum[j][r];
+                }
+        }
     }
 }
 
 KERNELS_KERNEL_INLINE void KERNELS_(dots_type)(const kernels_matrix *a, linear_type type, size_t m,
                                                const float *b, size_t b_stride, size_t n, size_t k,
-                                               bool add, float *c, size_t c_i, size_t c_j) {
+                                               size_t span, bool add, float *c, size_t c_i,
+                                               size_t c_j) {
     size_t j = 0;
-    for (; j + KERNELS_WIDE <= n; j += KERNELS_WIDE)
-        KERNELS_(dots_columns)
-        (a, type, m, b + j * b_stride, b_stride, KERNELS_WIDE, k, add, c + j * c_j, c_i, c_j);
-    b += j * b_stride, c += j * c_j;
+#define KERNELS_COLUMNS(wide)                                                                      \
+    KERNELS_(dots_columns)(a, type, m, b + j * b_stride, b_stride, wide, k, span, add, c + j * c_j, \
+                           c_i, c_j)
+    for (; j + KERNELS_WIDE <= n; j += KERNELS_WIDE) KERNELS_COLUMNS(KERNELS_WIDE);
     switch (n - j) { /* less than KERNELS_WIDE, which is at most 6 */
-    case 1: KERNELS_(dots_columns)(a, type, m, b, b_stride, 1, k, add, c, c_i, c_j); break;
+    case 1: KERNELS_COLUMNS(1); break;
 #if KERNELS_WIDE > 2
-    case 2: KERNELS_(dots_columns)(a, type, m, b, b_stride, 2, k, add, c, c_i, c_j); break;
+    case 2: KERNELS_COLUMNS(2); break;
 #endif
 #if KERNELS_WIDE > 3
-    case 3: KERNELS_(dots_columns)(a, type, m, b, b_stride, 3, k, add, c, c_i, c_j); break;
-    case 4: KERNELS_(dots_columns)(a, type, m, b, b_stride, 4, k, add, c, c_i, c_j); break;
-    case 5: KERNELS_(dots_columns)(a, type, m, b, b_stride, 5, k, add, c, c_i, c_j); break;
+    case 3: KERNELS_COLUMNS(3); break;
+    case 4: KERNELS_COLUMNS(4); break;
+    case 5: KERNELS_COLUMNS(5); break;
 #endif
     default: break;
     }
+#undef KERNELS_COLUMNS
 }
 
 KERNELS_KERNEL void KERNELS_(dots)(const kernels_matrix *a, size_t m, const float *b,
-                                   size_t b_stride, size_t n, size_t k, bool add, float *c,
-                                   size_t c_i, size_t c_j) {
+                                   size_t b_stride, size_t n, size_t k, size_t span, bool add,
+                                   float *c, size_t c_i, size_t c_j) {
     switch (a->type) {
     case LINEAR_F32:
-        KERNELS_(dots_type)(a, LINEAR_F32, m, b, b_stride, n, k, add, c, c_i, c_j);
+        KERNELS_(dots_type)(a, LINEAR_F32, m, b, b_stride, n, k, span, add, c, c_i, c_j);
         break;
     case LINEAR_F16:
-        KERNELS_(dots_type)(a, LINEAR_F16, m, b, b_stride, n, k, add, c, c_i, c_j);
+        KERNELS_(dots_type)(a, LINEAR_F16, m, b, b_stride, n, k, span, add, c, c_i, c_j);
         break;
     case LINEAR_BF16:
-        KERNELS_(dots_type)(a, LINEAR_BF16, m, b, b_stride, n, k, add, c, c_i, c_j);
+        KERNELS_(dots_type)(a, LINEAR_BF16, m, b, b_stride, n, k, span, add, c, c_i, c_j);
         break;
     case LINEAR_MXFP4:
-        KERNELS_(dots_type)(a, LINEAR_MXFP4, m, b, b_stride, n, k, add, c, c_i, c_j);
+        KERNELS_(dots_type)(a, LINEAR_MXFP4, m, b, b_stride, n, k, span, add, c, c_i, c_j);
         break;
     }
 }

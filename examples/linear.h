@@ -31,6 +31,7 @@
 #define LINEAR_API static
 #endif
 
+/* Elements of a span: a multiple of the MXFP4 group. */
 #define LINEAR_SPAN 512
 
 /* Elements that share one scale in MXFP4. */
@@ -133,10 +134,20 @@ LINEAR_API float linear_from_f16(uint16_t bits) {
                                                            : special));
 }
 
+/* 2^(exponent - 127), subnormal for 0, NaN for 255: those two have a bit of the fraction set. From
+ * a table, since a vector of elements needs one each few instructions. */
 static float lineari_e8m0(unsigned exponent) {
-    if (exponent == 0) return 0x1p-127f; /* subnormal as a float */
-    if (exponent == 255) return lineari_from_bits(0x7fc00000u);
-    return lineari_from_bits((uint32_t)exponent << 23);
+#define LINEARI_1(n) (uint32_t)(n) << 23 | (uint32_t)((n) == 0 || (n) == 255) << 22
+#define LINEARI_4(n) LINEARI_1(n), LINEARI_1((n) + 1), LINEARI_1((n) + 2), LINEARI_1((n) + 3)
+#define LINEARI_16(n) LINEARI_4(n), LINEARI_4((n) + 4), LINEARI_4((n) + 8), LINEARI_4((n) + 12)
+#define LINEARI_64(n) LINEARI_16(n), LINEARI_16((n) + 16), LINEARI_16((n) + 32), LINEARI_16((n) + 48)
+    static const uint32_t bits[256] = {LINEARI_64(0), LINEARI_64(64), LINEARI_64(128),
+                                       LINEARI_64(192)};
+#undef LINEARI_1
+#undef LINEARI_4
+#undef LINEARI_16
+#undef LINEARI_64
+    return lineari_from_bits(bits[exponent]);
 }
 
 static float lineari_e2m1(unsigned code) {
@@ -241,14 +252,11 @@ typedef struct lineari_call {
 #define LINEARI_FEW 6
 #define LINEARI_TILE_ROWS 16 /* with LINEAR_SPAN 32 KiB of stack */
 
-/* Rows first .. first + count - 1 for few tokens: the weights go by once. */
+/* Rows first .. first + count - 1 for few tokens: the weights go by once, row after row. */
 static void lineari_rows_direct(const lineari_call *call, size_t first, size_t count) {
-    for (size_t col = 0; col < call->w->cols; col += LINEAR_SPAN) {
-        size_t width = call->w->cols - col < LINEAR_SPAN ? call->w->cols - col : LINEAR_SPAN;
-        kernels_matrix part = lineari_part(call->w, first, col);
-        call->kernels->dots(&part, count, call->x + col, call->x_stride, call->n, width, col > 0,
-                            call->y + first, 1, call->y_stride);
-    }
+    kernels_matrix part = lineari_part(call->w, first, 0);
+    call->kernels->dots(&part, count, call->x, call->x_stride, call->n, call->w->cols, LINEAR_SPAN,
+                        false, call->y + first, 1, call->y_stride);
 }
 
 static void lineari_rows_tiled(const lineari_call *call, size_t first, size_t count) {
@@ -260,8 +268,8 @@ static void lineari_rows_tiled(const lineari_call *call, size_t first, size_t co
             kernels_matrix part = lineari_part(call->w, first + r, col);
             call->kernels->expand(&part, width, tile[r]);
         }
-        call->kernels->dots(&floats, count, call->x + col, call->x_stride, call->n, width, col > 0,
-                            call->y + first, 1, call->y_stride);
+        call->kernels->dots(&floats, count, call->x + col, call->x_stride, call->n, width, width,
+                            col > 0, call->y + first, 1, call->y_stride);
     }
 }
 
@@ -281,27 +289,30 @@ static void lineari_item(void *context, size_t item) {
 /* Bytes of weights, times tokens, that are worth handing to a thread. */
 #define LINEARI_ITEM_BYTES 65536
 
+/* Tokens whose span of x stays in a core's cache while rows go by. */
+#define LINEARI_TOKENS 128
+
 LINEAR_API void linear_apply(const linear_run *run, const linear *w, const float *x, size_t n,
                              size_t x_stride, float *y, size_t y_stride) {
     lineari_call call;
-    if (n == 0 || w->rows == 0) return;
-    size_t row_work = linear_row_bytes(w->type, w->cols) * n + 1;
+    memset(&call, 0, sizeof call);
     call.kernels = kernels_of(run ? run->isa : KDA_ISA_AUTO);
-    call.w = w, call.x = x, call.y = y;
-    call.n = n, call.x_stride = x_stride, call.y_stride = y_stride;
-    call.item_rows = LINEARI_ITEM_BYTES / row_work / LINEARI_TILE_ROWS * LINEARI_TILE_ROWS;
-    if (call.item_rows == 0) call.item_rows = LINEARI_TILE_ROWS;
-    parallel_for(run ? run->pool : NULL, (w->rows + call.item_rows - 1) / call.item_rows,
-                 lineari_item, &call);
+    call.w = w, call.x_stride = x_stride, call.y_stride = y_stride;
+    for (size_t first = 0; first < n; first += LINEARI_TOKENS) {
+        call.x = x + first * x_stride, call.y = y + first * y_stride;
+        call.n = n - first < LINEARI_TOKENS ? n - first : LINEARI_TOKENS;
+        size_t row_work = linear_row_bytes(w->type, w->cols) * call.n + 1;
+        call.item_rows = LINEARI_ITEM_BYTES / row_work / LINEARI_TILE_ROWS * LINEARI_TILE_ROWS;
+        if (call.item_rows == 0) call.item_rows = LINEARI_TILE_ROWS;
+        parallel_for(run ? run->pool : NULL, (w->rows + call.item_rows - 1) / call.item_rows,
+                     lineari_item, &call);
+    }
 }
 
 LINEAR_API float linear_dot(const float *a, const float *b, size_t n) {
     float sum = 0;
-    const kernels *k = kernels_of(KDA_ISA_AUTO);
-    for (size_t i = 0; i < n; i += LINEAR_SPAN) {
-        kernels_matrix row = {LINEAR_F32, (const unsigned char *)(a + i), NULL, 0, 0};
-        k->dots(&row, 1, b + i, 0, 1, n - i < LINEAR_SPAN ? n - i : LINEAR_SPAN, true, &sum, 0, 0);
-    }
+    kernels_matrix row = {LINEAR_F32, (const unsigned char *)a, NULL, 0, 0};
+    kernels_of(KDA_ISA_AUTO)->dots(&row, 1, b, 0, 1, n, LINEAR_SPAN, true, &sum, 0, 0);
     return sum;
 }
 

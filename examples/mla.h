@@ -288,7 +288,7 @@ static void mlai_tile(const mla_desc *desc, const kernels *k, const mlai_worker 
                            stride * sizeof(float), 0};
     mlai_expand_tile(desc, k, rows->seq, first, n, worker->tile);
     k->dots(&tile, n, rows->absorbed, mla_query_stride(desc), rows->count, mla_cache_width(desc),
-            false, worker->scores, 1, MLA_TILE);
+            mla_query_stride(desc), false, worker->scores, 1, MLA_TILE);
     /* The rows of one token see the same keys. A key that is not seen takes no part at all, so that
      * a NaN in it stays with those who see it. */
     for (size_t r = 0; r < rows->count; r += run) {

@@ -165,11 +165,180 @@ static void nan_stays_causal(void) {
     problem_free(&p);
 }
 
+/* ---- Long caches, types, threads: against float64 over the cache as it is ---- */
+
+/* A cache of any type and absorbed queries for it: what mla_mix takes. */
+typedef struct mix_problem {
+    mla_desc desc;
+    mla_seq seq;
+    float *absorbed, *mix;
+    void *scratch;
+} mix_problem;
+
+static mix_problem mix_new(size_t n_heads, linear_type type, size_t n_keys, size_t n_tokens) {
+    mix_problem p;
+    memset(&p, 0, sizeof p);
+    p.desc = small;
+    p.desc.n_heads = n_heads, p.desc.cache = type;
+    size_t width = mla_cache_width(&p.desc), rows = n_tokens * n_heads;
+    p.seq.n_past = n_keys - n_tokens, p.seq.n_tokens = n_tokens;
+    p.seq.cache = test_alloc(n_keys * mla_cache_row_bytes(&p.desc));
+    p.absorbed = test_floats(rows * mla_query_stride(&p.desc));
+    p.mix = test_floats(rows * mla_mix_stride(&p.desc));
+    p.scratch = test_alloc(mla_scratch_bytes(&p.desc, n_tokens, n_keys, MOST_THREADS));
+    float *key = test_floats(width);
+    for (size_t j = 0; j < n_keys; j++) {
+        test_fill_normal(key, width);
+        linear_compress(type, key, width,
+                        (unsigned char *)p.seq.cache + j * mla_cache_row_bytes(&p.desc));
+    }
+    free(key);
+    test_fill_normal(p.absorbed, rows * mla_query_stride(&p.desc));
+    for (size_t i = 0; i < rows * mla_query_stride(&p.desc); i++) p.absorbed[i] *= 0.4f;
+    return p;
+}
+
+static void mix_free(mix_problem *p) {
+    free(p->seq.cache), free(p->absorbed), free(p->mix), free(p->scratch);
+}
+
+static void mix_true(const mix_problem *p, size_t token, size_t head, double *want) {
+    const mla_desc *d = &p->desc;
+    size_t width = mla_cache_width(d), n_keys = p->seq.n_past + token + 1;
+    const float *q = p->absorbed + (token * d->n_heads + head) * mla_query_stride(d);
+    linear cached = {d->cache, n_keys, width, (const unsigned char *)p->seq.cache, NULL};
+    float key[64];
+    double top = -HUGE_VAL, sum = 0, *score = (double *)test_alloc(n_keys * sizeof *score);
+    for (size_t j = 0; j < n_keys; j++) {
+        linear_expand(&cached, j, 0, width, key);
+        for (size_t i = 0; i < width; i++) score[j] += (double)q[i] * (double)key[i];
+        if (score[j] > top) top = score[j];
+    }
+    memset(want, 0, d->latent * sizeof *want);
+    for (size_t j = 0; j < n_keys; j++) {
+        linear_expand(&cached, j, 0, width, key);
+        sum += exp(score[j] - top);
+        for (size_t i = 0; i < d->latent; i++) want[i] += exp(score[j] - top) * (double)key[i];
+    }
+    for (size_t i = 0; i < d->latent; i++) want[i] /= sum;
+    free(score);
+}
+
+static void check_mix(const mix_problem *p, size_t token, size_t head) {
+    double want[64];
+    mix_true(p, token, head, want);
+    const float *got = p->mix + (token * p->desc.n_heads + head) * mla_mix_stride(&p->desc);
+    CHECK_AT_MOST("mix", test_relative_l2(got, want, p->desc.latent), 3e-6);
+}
+
+/* Each number of threads gives the first one's bits. */
+static void check_threads(mix_problem *p, kda_isa isa) {
+    size_t n = p->seq.n_tokens * p->desc.n_heads * mla_mix_stride(&p->desc);
+    float *first = test_floats(n);
+    for (size_t threads = 1; threads <= MOST_THREADS; threads += threads == 3 ? 5 : 1) {
+        parallel pool;
+        error e;
+        linear_run run = {isa, &pool};
+        CHECK(parallel_open(&pool, threads, &e));
+        memset(p->mix, 0xff, n * sizeof *p->mix);
+        mla_mix(&run, &p->desc, p->absorbed, &p->seq, 1, p->mix, p->scratch);
+        parallel_close(&pool);
+        if (threads == 1) memcpy(first, p->mix, n * sizeof *first);
+        for (size_t row = 0; row < p->seq.n_tokens * p->desc.n_heads; row++) {
+            size_t at = row * mla_mix_stride(&p->desc);
+            CHECK(memcmp(first + at, p->mix + at, p->desc.latent * sizeof *first) == 0);
+        }
+    }
+    free(first);
+}
+
+/* Around the ends of tiles and ranges, one token and several, few heads and more than a group. */
+static void long_caches_with(kda_isa isa) {
+    static const size_t keys[] = {1, 63, 64, 65, MLA_RANGE, MLA_RANGE + 1, 2 * MLA_RANGE + 70};
+    if (!kda_isa_is_available(isa)) {
+        test_skip("not in this machine and build");
+        return;
+    }
+    for (int type = LINEAR_F32; type <= LINEAR_BF16; type++)
+        for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+            for (size_t n_tokens = 1; n_tokens <= keys[i] && n_tokens <= 23; n_tokens += 11) {
+                mix_problem p = mix_new(i % 2 ? 3 : 7, (linear_type)type, keys[i], n_tokens);
+                check_threads(&p, isa);
+                check_mix(&p, 0, 0);
+                check_mix(&p, n_tokens - 1, p.desc.n_heads - 1);
+                mix_free(&p);
+            }
+    mix_problem many = mix_new(70, LINEAR_BF16, 200, 3);
+    check_threads(&many, isa);
+    check_mix(&many, 1, 69);
+    mix_free(&many);
+}
+
+static void long_caches_scalar(void) {
+    long_caches_with(KDA_ISA_SCALAR);
+}
+static void long_caches_avx2(void) {
+    long_caches_with(KDA_ISA_AVX2);
+}
+static void long_caches_avx512(void) {
+    long_caches_with(KDA_ISA_AVX512);
+}
+static void long_caches_neon(void) {
+    long_caches_with(KDA_ISA_NEON);
+}
+
+/* Sequences of a call, short ones, long ones and an empty one, give the bits that each gives alone. */
+static void sequences_are_independent(void) {
+    static const size_t keys[] = {5, MLA_RANGE + 9, 70, 1, 2 * MLA_RANGE};
+    static const size_t tokens[] = {1, 1, 4, 1, 1};
+    enum { N = 5, ROWS = 8 };
+    mix_problem alone[N];
+    mla_seq seqs[N + 1];
+    size_t heads = 3, stride = mla_query_stride(&small), mix_stride = mla_mix_stride(&small);
+    float *absorbed = test_floats(ROWS * heads * stride), *q = absorbed;
+    float *mix = test_floats(ROWS * heads * mix_stride);
+    void *scratch = test_alloc(mla_scratch_bytes(&small, ROWS, 2 * MLA_RANGE, 2));
+    parallel pool;
+    error e;
+    CHECK(parallel_open(&pool, 2, &e));
+    linear_run run = {KDA_ISA_AUTO, &pool};
+    for (size_t i = 0; i < N; i++) {
+        alone[i] = mix_new(heads, LINEAR_F32, keys[i], tokens[i]);
+        mla_mix(NULL, &small, alone[i].absorbed, &alone[i].seq, 1, alone[i].mix, alone[i].scratch);
+        memcpy(q, alone[i].absorbed, tokens[i] * heads * stride * sizeof *q);
+        q += tokens[i] * heads * stride;
+        seqs[i + (i >= 3)] = alone[i].seq;
+    }
+    seqs[3].cache = seqs[0].cache, seqs[3].n_past = 5, seqs[3].n_tokens = 0;
+    mla_mix(&run, &small, absorbed, seqs, N + 1, mix, scratch);
+    const float *got = mix;
+    for (size_t i = 0; i < N; i++)
+        for (size_t row = 0; row < tokens[i] * heads; row++, got += mix_stride)
+            CHECK(memcmp(got, alone[i].mix + row * mix_stride, small.latent * sizeof *got) == 0);
+    for (size_t i = 0; i < N; i++) mix_free(&alone[i]);
+    parallel_close(&pool);
+    free(absorbed), free(mix), free(scratch);
+}
+
+static void sizes(void) {
+    mla_desc huge = small;
+    huge.n_heads = (size_t)1 << 40, huge.latent = (size_t)1 << 20;
+    CHECK(mla_scratch_bytes(&small, 1, 1000, 1) > 0);
+    CHECK(mla_scratch_bytes(&huge, 64, 1000, 1) == 0);
+    CHECK(mla_scratch_bytes(&small, PTRDIFF_MAX, 1000, 1) == 0);
+}
+
 int main(void) {
     TEST(every_length_at_once);
     TEST(any_split);
     TEST(large_scores);
     TEST(one_key);
     TEST(nan_stays_causal);
+    TEST(long_caches_scalar);
+    TEST(long_caches_avx2);
+    TEST(long_caches_avx512);
+    TEST(long_caches_neon);
+    TEST(sequences_are_independent);
+    TEST(sizes);
     return test_summary();
 }
