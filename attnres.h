@@ -570,11 +570,23 @@ static float attnresi_inverse_rms(float sum_of_squares, size_t dim, float eps) {
     return 1.0f / sqrtf(sum_of_squares / (float)dim + eps);
 }
 
-/* The same shape of sum in float64, for scores: see NUMERICS. */
-static double attnresi_add_wide_lanes(double *lane) {
-    for (size_t apart = ATTNRESI_LANES / 2; apart >= 1; apart /= 2)
+/* Adds n lanes of float64, a power of 2, in the same order. */
+static double attnresi_add_wide_lanes(double *lane, size_t n) {
+    for (size_t apart = n / 2; apart >= 1; apart /= 2)
         for (size_t i = 0; i < apart; i++) lane[i] += lane[i + apart];
     return lane[0];
+}
+
+/* Elements that a score adds up in float32, in two wide values that take turns, and the lanes of
+ * float64 that take such sums. */
+#define ATTNRESI_RUN ((size_t)256)
+#define ATTNRESI_PAIR (2 * ATTNRESI_LANES)
+#define ATTNRESI_RUN_SUMS (ATTNRESI_LANES / 2)
+
+/* A wide value of a run goes to the sums of a score. */
+static void attnresi_add_run(double *sums, const float *lane) {
+    for (size_t l = 0; l < ATTNRESI_RUN_SUMS; l++)
+        sums[l] += (double)(lane[l] + lane[l + ATTNRESI_RUN_SUMS]);
 }
 
 static double attnresi_wide_inverse_rms(double sum_of_squares, size_t dim, float eps) {
@@ -882,12 +894,8 @@ static void attnresi_parallel(const attnres_run *run, size_t n_items, attnresi_i
  * The plain kernels. Those of an instruction set, at the end of the file, compute the same bits. */
 
 #define ATTNRESI_TOKENS ((size_t)8) /* to a block, at most */
-#define ATTNRESI_ROWS ((size_t)8)   /* that are made wide together */
+#define ATTNRESI_ROWS ((size_t)8)   /* that meet many queries together */
 #define ATTNRESI_NEAR ((size_t)128 * 1024) /* elements that a block's rows should not exceed */
-
-static size_t attnresi_padded(size_t n) {
-    return attnresi_sum(n, ATTNRESI_LANES - 1) / ATTNRESI_LANES * ATTNRESI_LANES;
-}
 
 /* One token's rows of all sources. */
 typedef struct attnresi_rows {
@@ -896,20 +904,27 @@ typedef struct attnresi_rows {
     size_t n, dim;
 } attnresi_rows;
 
-/* One set of kernels. A wide row is one in float64, padded with zeros to whole lanes, in an order
- * of elements that is the set's own. */
+/* A query and how its scores are summed up. An error e of a score moves a weight by e times the
+ * weight, and a float32 run errs by some 6e-8 of the root of the sum of the squares of the terms:
+ * that is at most scale * max |c| * sqrt(dim). Past ATTNRESI_LARGE the sums are float64 ones. */
+#define ATTNRESI_LARGE 16.0
+typedef struct attnresi_query {
+    const float *c; /* [dim], folded */
+    int is_large;
+} attnresi_query;
+
+/* One set of kernels. */
 typedef struct attnresi_kernels {
     attnres_isa isa;
     void (*to_floats)(const void *from, attnres_type type, size_t n, float *to);
     void (*from_floats)(const float *from, attnres_type type, size_t n, void *to);
     void (*add)(const void *row, attnres_type type, size_t n, float *sum);
     void (*exp)(float *x, size_t n);
-    void (*widen)(const void *row, attnres_type type, size_t dim, const void *ahead, double *wide,
-                  double *squares);
+    float (*largest)(const float *x, size_t n);
     void (*score)(const void *row, attnres_type type, size_t dim, const void *ahead,
-                  const double *query, double *dot, double *squares);
-    void (*dots)(const double *rows, size_t n_rows, const double *queries, size_t n_queries,
-                 size_t stride, double *dots);
+                  attnresi_query query, double *dot, double *squares);
+    void (*dots)(const float *const *rows, size_t n_rows, const float *const *queries,
+                 size_t n_queries, size_t dim, double *sums, double *dots);
     float (*mix)(const attnresi_rows *rows, const float *weights, float *to);
     void (*mixes)(const attnresi_rows *rows, const float *weights, size_t n_queries, float *to,
                   size_t to_stride);
@@ -945,46 +960,67 @@ static void attnresi_exp_row(float *x, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = attnresi_exp(x[i]);
 }
 
-/* query . row, query being wide, and row . row, in one reading of the row; either may be left out
- * with a null result. The products are exact, so nothing depends on how they are added up but the
- * order. Lanes begin at +0 and so are never -0: padding with zeros leaves them as they are.
- * `ahead` is a row that will be read soon, or this one: sets that can fetch memory ahead do. */
-static void attnresi_score(const void *row, attnres_type type, size_t dim, const void *ahead,
-                           const double *query, double *dot, double *squares) {
-    double dots[ATTNRESI_LANES] = {0}, own[ATTNRESI_LANES] = {0};
+/* The largest magnitude; what NaN counts for does not matter. */
+static float attnresi_largest(const float *x, size_t n) {
+    float largest = 0.0f;
+    for (size_t i = 0; i < n; i++)
+        if (fabsf(x[i]) > largest) largest = fabsf(x[i]);
+    return largest;
+}
+
+/* query . row, in float32 runs. */
+static double attnresi_dot(const void *row, attnres_type type, size_t dim, const float *query) {
+    double sums[ATTNRESI_RUN_SUMS] = {0};
+    for (size_t i = 0; i < dim; i += ATTNRESI_RUN) {
+        float run[2][ATTNRESI_LANES], x[ATTNRESI_LANES];
+        attnresi_clear_lanes(run[0]);
+        attnresi_clear_lanes(run[1]);
+        for (size_t k = i; k < dim && k - i < ATTNRESI_RUN; k += ATTNRESI_LANES) {
+            size_t some = attnresi_min(dim - k, ATTNRESI_LANES);
+            attnresi_to_floats(attnresi_element(row, type, k), type, some, x);
+            attnresi_dot_lanes(x, query + k, some, run[k / ATTNRESI_LANES % 2]);
+        }
+        attnresi_add_run(sums, run[0]);
+        attnresi_add_run(sums, run[1]);
+    }
+    return attnresi_add_wide_lanes(sums, ATTNRESI_RUN_SUMS);
+}
+
+/* row . row, or query . row where there is a query, in float64. The products are exact, so nothing
+ * depends on how they are added up but the order. Lanes begin at +0 and so are never -0: padding
+ * with zeros leaves them as they are. */
+static double attnresi_wide_dot(const void *row, attnres_type type, size_t dim,
+                                const float *query) {
+    double lanes[ATTNRESI_LANES] = {0};
     float x[ATTNRESI_LANES];
-    (void)ahead;
     for (size_t i = 0; i < dim; i += ATTNRESI_LANES) {
         size_t some = attnresi_min(dim - i, ATTNRESI_LANES);
         attnresi_to_floats(attnresi_element(row, type, i), type, some, x);
-        for (size_t l = 0; dot && l < some; l++) dots[l] += (double)x[l] * query[i + l];
-        for (size_t l = 0; squares && l < some; l++) own[l] += (double)x[l] * (double)x[l];
+        const float *y = query ? query + i : x;
+        for (size_t l = 0; l < some; l++) lanes[l] += (double)x[l] * (double)y[l];
     }
-    if (dot) *dot = attnresi_add_wide_lanes(dots);
-    if (squares) *squares = attnresi_add_wide_lanes(own);
+    return attnresi_add_wide_lanes(lanes, ATTNRESI_LANES);
 }
 
-/* The row made wide, and row . row unless that is null. */
-static void attnresi_widen(const void *row, attnres_type type, size_t dim, const void *ahead,
-                           double *wide, double *squares) {
-    float x[ATTNRESI_LANES];
-    for (size_t i = 0; i < dim; i += ATTNRESI_LANES) {
-        attnresi_read_padded(row, type, i, attnresi_min(dim - i, ATTNRESI_LANES), x);
-        for (size_t l = 0; l < ATTNRESI_LANES; l++) wide[i + l] = (double)x[l];
-    }
-    attnresi_score(row, type, dim, ahead, NULL, NULL, squares);
+/* query . row and row . row in one reading of the row; either may be left out with a null result.
+ * `ahead` is a row that will be read soon, or this one: sets that can fetch memory ahead do. */
+static void attnresi_score(const void *row, attnres_type type, size_t dim, const void *ahead,
+                           attnresi_query query, double *dot, double *squares) {
+    (void)ahead;
+    if (dot)
+        *dot = query.is_large ? attnresi_wide_dot(row, type, dim, query.c)
+                              : attnresi_dot(row, type, dim, query.c);
+    if (squares) *squares = attnresi_wide_dot(row, type, dim, NULL);
 }
 
-/* dots[r][q] = row r . query q, of wide rows that are `stride` long. */
-static void attnresi_dots(const double *rows, size_t n_rows, const double *queries,
-                          size_t n_queries, size_t stride, double *dots) {
+/* dots[r][q] = row r . query q in float32 runs, of at most ATTNRESI_ROWS float32 rows. `sums` is room for what the
+ * other sets keep from run to run: see attnresi_sums_of. */
+static void attnresi_dots(const float *const *rows, size_t n_rows, const float *const *queries,
+                          size_t n_queries, size_t dim, double *sums, double *dots) {
+    (void)sums;
     for (size_t r = 0; r < n_rows; r++)
-        for (size_t q = 0; q < n_queries; q++) {
-            const double *x = rows + r * stride, *y = queries + q * stride;
-            double lanes[ATTNRESI_LANES] = {0};
-            for (size_t i = 0; i < stride; i++) lanes[i % ATTNRESI_LANES] += x[i] * y[i];
-            dots[r * n_queries + q] = attnresi_add_wide_lanes(lanes);
-        }
+        for (size_t q = 0; q < n_queries; q++)
+            dots[r * n_queries + q] = attnresi_dot(rows[r], ATTNRES_F32, dim, queries[q]);
 }
 
 /* to = sum over j of weights[j] row_j; returns the sum of the squares of that. `to` may be one of
@@ -1025,16 +1061,16 @@ typedef struct attnresi_work {
     double *scores;    /* [ATTNRESI_TOKENS][n_queries][n_sources] */
     float *weights;    /* [n_queries][n_sources] of one token: exp(score - max), or over the sum */
     float *mixed;      /* [dim], for outputs that are not float32; not in the first phase */
-    double *wide;      /* [ATTNRESI_ROWS] wide rows (first phase) */
+    float *floats;     /* [ATTNRESI_ROWS][dim], sources that are not float32 (first phase) */
+    double *sums;      /* [ATTNRESI_ROWS][n_queries] sums of runs, see there (first phase) */
     double *dots;      /* [ATTNRESI_ROWS][n_queries] (first phase) */
 } attnresi_work;
 
 /* How a call's scratch is laid out. */
 typedef struct attnresi_scratch {
-    size_t dim, stride; /* and that in whole lanes */
-    size_t n_sources, n_queries;
+    size_t dim, n_sources, n_queries;
     int first_phase;
-    double *queries;       /* [n_queries] wide queries */
+    attnresi_query *queries; /* [n_queries] */
     unsigned char *memory; /* [workers][each] */
     size_t each;
 } attnresi_scratch;
@@ -1044,11 +1080,15 @@ static attnresi_scratch attnresi_scratch_for(size_t dim, size_t n_sources, size_
     attnresi_scratch scratch;
     memset(&scratch, 0, sizeof scratch);
     scratch.dim = dim;
-    scratch.stride = attnresi_padded(dim);
     scratch.n_sources = n_sources;
     scratch.n_queries = n_queries;
     scratch.first_phase = first_phase;
     return scratch;
+}
+
+/* Sums of runs to a row: the queries are taken in threes, and the last three may be part of one. */
+static size_t attnresi_sums_of(size_t n_queries) {
+    return attnresi_product(attnresi_sum(n_queries, 2), ATTNRESI_RUN_SUMS);
 }
 
 static size_t attnresi_carve_work(const attnresi_scratch *scratch, void *memory,
@@ -1061,8 +1101,9 @@ static size_t attnresi_carve_work(const attnresi_scratch *scratch, void *memory,
     work->weights = attnresi_take_floats(&arena, n_scores);
     if (scratch->first_phase) {
         size_t n_dots = attnresi_product(ATTNRESI_ROWS, scratch->n_queries);
-        work->wide =
-            attnresi_take_doubles(&arena, attnresi_product(ATTNRESI_ROWS, scratch->stride));
+        size_t n_sums = attnresi_product(ATTNRESI_ROWS, attnresi_sums_of(scratch->n_queries));
+        work->floats = attnresi_take_floats(&arena, attnresi_product(ATTNRESI_ROWS, scratch->dim));
+        work->sums = attnresi_take_doubles(&arena, n_sums);
         work->dots = attnresi_take_doubles(&arena, n_dots);
     } else {
         work->mixed = attnresi_take_floats(&arena, scratch->dim);
@@ -1074,8 +1115,8 @@ static size_t attnresi_carve(attnresi_scratch *scratch, size_t workers, void *me
     attnresi_work work;
     attnresi_arena arena = attnresi_arena_on(memory);
     scratch->each = attnresi_carve_work(scratch, NULL, &work);
-    scratch->queries = attnresi_take_doubles(
-        &arena, attnresi_product(scratch->n_queries, scratch->stride));
+    scratch->queries =
+        (attnresi_query *)attnresi_take(&arena, scratch->n_queries, sizeof(attnresi_query));
     scratch->memory = (unsigned char *)attnresi_take(&arena, workers, scratch->each);
     return arena.used;
 }
@@ -1148,17 +1189,28 @@ static size_t attnresi_tokens_each(size_t n_tokens, size_t n_sources, size_t dim
     return attnresi_min(attnresi_min(even, ATTNRESI_TOKENS), fit ? fit : 1);
 }
 
-/* Runs item for each block of tokens, the queries being wide by then. */
+static double attnresi_scale(const attnres_desc *desc) {
+    return desc->scale > 0.0f ? (double)desc->scale : 1.0;
+}
+
+static attnresi_query attnresi_query_of(const attnresi_kernels *kernels, const attnres_desc *desc,
+                                        const float *c) {
+    attnresi_query query;
+    double largest = (double)kernels->largest(c, desc->dim);
+    query.c = c;
+    query.is_large = attnresi_scale(desc) * largest * sqrt((double)desc->dim) > ATTNRESI_LARGE;
+    return query;
+}
+
+/* Runs item for each block of tokens. */
 static attnres_result attnresi_run_call(attnresi_call *call, const attnres_run *run,
                                         attnresi_item item) {
-    size_t stride = call->scratch.stride;
     call->kernels = attnresi_kernels_for(run);
     call->block =
         attnresi_tokens_each(call->n_tokens, call->scratch.n_sources, call->desc->dim, run);
     attnresi_carve(&call->scratch, attnresi_workers(run), run->scratch);
     for (size_t q = 0; q < call->in.n_queries; q++)
-        call->kernels->widen(call->in.queries[q], ATTNRES_F32, call->desc->dim,
-                             call->in.queries[q], call->scratch.queries + q * stride, NULL);
+        call->scratch.queries[q] = attnresi_query_of(call->kernels, call->desc, call->in.queries[q]);
     size_t blocks = call->n_tokens / call->block + (call->n_tokens % call->block != 0);
     attnresi_parallel(run, blocks, item, call);
     return ATTNRES_OK;
@@ -1194,16 +1246,15 @@ static attnresi_rows attnresi_rows_of(const attnres_input *sources, size_t n, si
 }
 
 static double attnresi_score_of(const attnres_desc *desc, double dot, double inv_rms) {
-    double scale = desc->scale > 0.0f ? (double)desc->scale : 1.0;
     /* The addition of 0 keeps this product from being contracted with the subtraction of the
      * maximum that follows. */
-    return fma(scale * dot, inv_rms, 0.0);
+    return fma(attnresi_scale(desc) * dot, inv_rms, 0.0);
 }
 
-/* The score of one row against one wide query; inv_rms null: not known yet. */
+/* The score of one row against one query; inv_rms null: not known yet. */
 static double attnresi_score_row(const attnresi_kernels *kernels, const attnres_desc *desc,
                                  attnres_input x, size_t token, const void *ahead,
-                                 const double *query, const double *inv_rms) {
+                                 attnresi_query query, const double *inv_rms) {
     double dot, squares;
     kernels->score(attnresi_row(x, token), x.type, desc->dim, ahead, query, &dot,
                    inv_rms ? NULL : &squares);
@@ -1276,11 +1327,12 @@ static void attnresi_run_rows_call(attnresi_rows_call *call, const attnres_run *
 static void attnresi_inverse_rms_item(void *context, size_t item, size_t worker) {
     const attnresi_rows_call *call = (const attnresi_rows_call *)context;
     size_t first = item * call->block;
+    const attnresi_query no_query = {NULL, 0};
     (void)worker;
     for (size_t t = first; t < call->n_tokens && t - first < call->block; t++) {
         const void *row = attnresi_row(call->x, t);
         double squares;
-        call->kernels->score(row, call->x.type, call->dim, row, NULL, NULL, &squares);
+        call->kernels->score(row, call->x.type, call->dim, row, no_query, NULL, &squares);
         call->inv_rms[t] = attnresi_wide_inverse_rms(squares, call->dim, call->eps);
     }
 }
@@ -1363,7 +1415,7 @@ static void attnresi_score_block(const attnresi_call *call, size_t first, size_t
             const void *ahead = attnresi_row_after(call, first, first + n_tokens, t, j);
             scores[(t - first) * call->in.n_sources + j] =
                 attnresi_score_row(call->kernels, call->desc, call->in.sources[j], t, ahead,
-                                   call->scratch.queries, cached ? cached + t : NULL);
+                                   call->scratch.queries[0], cached ? cached + t : NULL);
         }
     }
 }
@@ -1438,31 +1490,55 @@ static attnres_result attnresi_check_inter(const attnres_desc *desc, const attnr
     return result;
 }
 
-/* The scores of a block of tokens, [n_tokens][n_queries][n_sources]. The block's rows are made wide
- * once for all queries, ATTNRESI_ROWS at a time, of one source or several. */
+/* One row for dots: as it is, or made float32 at `to`. */
+static const float *attnresi_float_row(const attnresi_kernels *kernels, attnres_input x,
+                                       size_t token, size_t dim, float *to) {
+    const void *row = attnresi_row(x, token);
+    if (x.type == ATTNRES_F32) return (const float *)row;
+    kernels->to_floats(row, x.type, dim, to);
+    return to;
+}
+
+static double attnresi_row_inverse_rms(const attnresi_call *call, const float *row) {
+    const attnresi_query no_query = {NULL, 0};
+    size_t dim = call->desc->dim;
+    double squares;
+    call->kernels->score(row, ATTNRES_F32, dim, row, no_query, NULL, &squares);
+    return attnresi_wide_inverse_rms(squares, dim, call->desc->eps);
+}
+
+/* Dot products of rows with all queries: together, and then the large ones by themselves. */
+static void attnresi_dot_all(const attnresi_call *call, const float *const *rows, size_t n_rows,
+                             const attnresi_work *work) {
+    size_t dim = call->desc->dim, n_queries = call->in.n_queries;
+    call->kernels->dots(rows, n_rows, call->in.queries, n_queries, dim, work->sums, work->dots);
+    for (size_t q = 0; q < n_queries; q++)
+        for (size_t r = 0; call->scratch.queries[q].is_large && r < n_rows; r++)
+            call->kernels->score(rows[r], ATTNRES_F32, dim, rows[r], call->scratch.queries[q],
+                                 &work->dots[r * n_queries + q], NULL);
+}
+
+/* The scores of a block of tokens, [n_tokens][n_queries][n_sources]: ATTNRESI_ROWS rows at a time,
+ * of one token or several, meet all queries. */
 static void attnresi_score_queries(const attnresi_call *call, size_t first, size_t n_tokens,
                                    const attnresi_work *work) {
     const attnresi_kernels *kernels = call->kernels;
-    size_t dim = call->desc->dim, stride = call->scratch.stride;
-    size_t n_sources = call->in.n_sources, n_queries = call->in.n_queries;
+    size_t dim = call->desc->dim, n_sources = call->in.n_sources, n_queries = call->in.n_queries;
     size_t n_rows = n_tokens * n_sources;
     for (size_t begin = 0; begin < n_rows; begin += ATTNRESI_ROWS) {
         size_t some = attnresi_min(n_rows - begin, ATTNRESI_ROWS);
+        const float *rows[ATTNRESI_ROWS];
         double inv_rms[ATTNRESI_ROWS];
         for (size_t r = 0; r < some; r++) {
-            size_t j = (begin + r) / n_tokens, t = first + (begin + r) % n_tokens;
+            size_t j = (begin + r) % n_sources, t = first + (begin + r) / n_sources;
             const double *cached = attnresi_cached(&call->in, j);
-            attnres_input x = call->in.sources[j];
-            double squares;
-            kernels->widen(attnresi_row(x, t), x.type, dim,
-                           attnresi_row_after(call, first, first + n_tokens, t, j),
-                           work->wide + r * stride, cached ? NULL : &squares);
-            inv_rms[r] =
-                cached ? cached[t] : attnresi_wide_inverse_rms(squares, dim, call->desc->eps);
+            rows[r] =
+                attnresi_float_row(kernels, call->in.sources[j], t, dim, work->floats + r * dim);
+            inv_rms[r] = cached ? cached[t] : attnresi_row_inverse_rms(call, rows[r]);
         }
-        kernels->dots(work->wide, some, call->scratch.queries, n_queries, stride, work->dots);
+        attnresi_dot_all(call, rows, some, work);
         for (size_t i = 0; i < some * n_queries; i++) {
-            size_t r = i / n_queries, j = (begin + r) / n_tokens, t = (begin + r) % n_tokens;
+            size_t r = i / n_queries, j = (begin + r) % n_sources, t = (begin + r) / n_sources;
             work->scores[(t * n_queries + i % n_queries) * n_sources + j] =
                 attnresi_score_of(call->desc, work->dots[i], inv_rms[r]);
         }
@@ -1534,7 +1610,7 @@ static void attnresi_merge_weights(const attnresi_call *call, size_t token, floa
         return;
     }
     double score = attnresi_score_row(call->kernels, call->desc, args->partial, token,
-                                      attnresi_row(args->partial, token), call->scratch.queries,
+                                      attnresi_row(args->partial, token), call->scratch.queries[0],
                                       NULL);
     double stored = args->max[token], max = score > stored ? score : stored;
     weights[0] = (float)(stored - max);
@@ -1974,9 +2050,6 @@ typedef __m256d attnresi_part_avx2;
 ATTNRESI_AVX2 __m256d attnresi_zero_part_avx2(void) {
     return _mm256_setzero_pd();
 }
-ATTNRESI_AVX2 __m256d attnresi_read_part_avx2(const double *x) {
-    return _mm256_loadu_pd(x);
-}
 ATTNRESI_AVX2 void attnresi_write_part_avx2(double *to, __m256d x) {
     _mm256_storeu_pd(to, x);
 }
@@ -1987,6 +2060,15 @@ ATTNRESI_AVX2 __m256d attnresi_part_of_avx2(attnresi_wide_avx2 x, int part) {
     __m256 half = part < 2 ? x.a : x.b;
     return _mm256_cvtps_pd(part % 2 ? _mm256_extractf128_ps(half, 1)
                                     : _mm256_castps256_ps128(half));
+}
+
+/* attnresi_add_run. */
+ATTNRESI_AVX2 void attnresi_add_run_avx2(double *sums, attnresi_wide_avx2 x) {
+    __m256 both = _mm256_add_ps(x.a, x.b);
+    __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(both));
+    __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(both, 1));
+    _mm256_storeu_pd(sums, _mm256_add_pd(_mm256_loadu_pd(sums), low));
+    _mm256_storeu_pd(sums + 4, _mm256_add_pd(_mm256_loadu_pd(sums + 4), high));
 }
 
 /* ---- AVX-512 ---- */
@@ -2054,9 +2136,6 @@ typedef __m512d attnresi_part_avx512;
 ATTNRESI_AVX512 __m512d attnresi_zero_part_avx512(void) {
     return _mm512_setzero_pd();
 }
-ATTNRESI_AVX512 __m512d attnresi_read_part_avx512(const double *x) {
-    return _mm512_loadu_pd(x);
-}
 ATTNRESI_AVX512 void attnresi_write_part_avx512(double *to, __m512d x) {
     _mm512_storeu_pd(to, x);
 }
@@ -2067,6 +2146,11 @@ ATTNRESI_AVX512 __m512d attnresi_part_of_avx512(__m512 x, int part) {
     __m512d wide = _mm512_castps_pd(x); /* whose upper half F alone can take out */
     return _mm512_cvtps_pd(part ? _mm256_castpd_ps(_mm512_extractf64x4_pd(wide, 1))
                                 : _mm512_castps512_ps256(x));
+}
+ATTNRESI_AVX512 void attnresi_add_run_avx512(double *sums, __m512 x) {
+    __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1));
+    __m256 both = _mm256_add_ps(_mm512_castps512_ps256(x), high);
+    _mm512_storeu_pd(sums, _mm512_add_pd(_mm512_loadu_pd(sums), _mm512_cvtps_pd(both)));
 }
 #endif /* ATTNRESI_X86 */
 
@@ -2149,9 +2233,6 @@ typedef float64x2_t attnresi_part_neon;
 ATTNRESI_INLINE float64x2_t attnresi_zero_part_neon(void) {
     return vdupq_n_f64(0);
 }
-ATTNRESI_INLINE float64x2_t attnresi_read_part_neon(const double *x) {
-    return vld1q_f64(x);
-}
 ATTNRESI_INLINE void attnresi_write_part_neon(double *to, float64x2_t x) {
     vst1q_f64(to, x);
 }
@@ -2161,6 +2242,14 @@ ATTNRESI_INLINE float64x2_t attnresi_fma_part_neon(float64x2_t x, float64x2_t y,
 ATTNRESI_INLINE float64x2_t attnresi_part_of_neon(attnresi_wide_neon x, int part) {
     float32x4_t pair = x.val[part / 2];
     return part % 2 ? vcvt_high_f64_f32(pair) : vcvt_f64_f32(vget_low_f32(pair));
+}
+ATTNRESI_INLINE void attnresi_add_run_neon(double *sums, attnresi_wide_neon x) {
+    for (int i = 0; i < 2; i++) {
+        float32x4_t both = vaddq_f32(x.val[i], x.val[i + 2]);
+        double *to = sums + 4 * i;
+        vst1q_f64(to, vaddq_f64(vld1q_f64(to), vcvt_f64_f32(vget_low_f32(both))));
+        vst1q_f64(to + 2, vaddq_f64(vld1q_f64(to + 2), vcvt_high_f64_f32(both)));
+    }
 }
 #endif /* ATTNRESI_NEON */
 
@@ -2173,7 +2262,7 @@ ATTNRESI_INLINE float64x2_t attnresi_part_of_neon(attnresi_wide_neon x, int part
 #define ATTNRESI_KERNEL                                                                            \
     static ATTNRESI_TARGET(ATTNRESI_AVX2_NEEDS(ATTNRESI_FIRST_NAME, ATTNRESI_NEXT_NAME))
 #define ATTNRESI_KERNEL_INLINE ATTNRESI_AVX2
-#define ATTNRESI_TALL 4
+#define ATTNRESI_TALL 2
 #define ATTNRESI_PARTS 4
 #include "attnres.h"
 #undef ATTNRESI_PASS
@@ -2203,7 +2292,7 @@ ATTNRESI_INLINE float64x2_t attnresi_part_of_neon(attnresi_wide_neon x, int part
 #define ATTNRESI_ISA ATTNRES_ISA_NEON
 #define ATTNRESI_KERNEL static
 #define ATTNRESI_KERNEL_INLINE ATTNRESI_INLINE
-#define ATTNRESI_TALL 8
+#define ATTNRESI_TALL 2
 #define ATTNRESI_PARTS 8
 #include "attnres.h"
 #undef ATTNRESI_PASS
@@ -2220,7 +2309,7 @@ ATTNRESI_INLINE float64x2_t attnresi_part_of_neon(attnresi_wide_neon x, int part
 
 static const attnresi_kernels attnresi_kernels_scalar = {
     ATTNRES_ISA_SCALAR, attnresi_to_floats, attnresi_from_floats, attnresi_add,
-    attnresi_exp_row,   attnresi_widen,     attnresi_score,       attnresi_dots,
+    attnresi_exp_row,   attnresi_largest,   attnresi_score,       attnresi_dots,
     attnresi_mix,       attnresi_mixes,     attnresi_normalise,
 };
 
@@ -2401,126 +2490,192 @@ ATTNRESI_KERNEL void ATTNRESI_(exp_row)(float *x, size_t n) {
 
 /* ---- Scores ---- */
 
+/* The largest lane, by two wide values that take turns. */
+ATTNRESI_KERNEL float ATTNRESI_(largest)(const float *x, size_t n) {
+    ATTNRESI_WIDE zero = ATTNRESI_(set)(0.0f), a = zero, b = zero;
+    float lane[ATTNRESI_LANES], largest = 0.0f;
+    size_t i = 0;
+    for (; n - i >= ATTNRESI_PAIR; i += ATTNRESI_PAIR) {
+        ATTNRESI_WIDE y = ATTNRESI_(read)(x + i), z = ATTNRESI_(read)(x + i + ATTNRESI_LANES);
+        a = ATTNRESI_(max)(a, ATTNRESI_(max)(y, ATTNRESI_(sub)(zero, y)));
+        b = ATTNRESI_(max)(b, ATTNRESI_(max)(z, ATTNRESI_(sub)(zero, z)));
+    }
+    ATTNRESI_(write)(lane, ATTNRESI_(max)(a, b));
+    for (size_t l = 0; l < ATTNRESI_LANES; l++)
+        if (lane[l] > largest) largest = lane[l];
+    float rest = attnresi_largest(x + i, n - i);
+    return rest > largest ? rest : largest;
+}
+
 #define ATTNRESI_ZERO(p) ATTNRESI_PART dot##p = ATTNRESI_(zero_part)(), own##p = dot##p;
-#define ATTNRESI_SCORE(p)                                                                          \
+#define ATTNRESI_PART_SCORE(p)                                                                     \
     {                                                                                              \
-        size_t at = (p) * part + i / ATTNRESI_PARTS;                                               \
         ATTNRESI_PART v = ATTNRESI_(part_of)(x, p);                                                \
-        if (wide) ATTNRESI_(write_part)(wide + at, v);                                             \
-        if (dot) dot##p = ATTNRESI_(fma_part)(v, ATTNRESI_(read_part)(query + at), dot##p);        \
+        if (wide) dot##p = ATTNRESI_(fma_part)(v, ATTNRESI_(part_of)(c, p), dot##p);               \
         if (squares) own##p = ATTNRESI_(fma_part)(v, v, own##p);                                   \
     }
 #define ATTNRESI_PUT_DOT(p) ATTNRESI_(write_part)(lanes + (p) * ATTNRESI_PART_LANES, dot##p);
 #define ATTNRESI_PUT_OWN(p) ATTNRESI_(write_part)(lanes + (p) * ATTNRESI_PART_LANES, own##p);
 
-/* Score and widen in one: what is null is left out, and known to be where this is inlined. */
-ATTNRESI_KERNEL_INLINE void ATTNRESI_(score_with)(const void *row, attnres_type type, size_t dim,
-                                                  const void *ahead, const double *query,
-                                                  double *wide, double *dot, double *squares) {
-    size_t part = attnresi_padded(dim) / ATTNRESI_PARTS, size = attnresi_type_bytes(type);
-    double lanes[ATTNRESI_LANES];
-    ATTNRESI_EACH_PART(ATTNRESI_ZERO)
-    for (size_t i = 0; i < dim; i += ATTNRESI_LANES) {
-        ATTNRESI_WIDE x = ATTNRESI_(read_some)(row, type, i, dim - i);
-        ATTNRESI_FETCH((uintptr_t)ahead + i * size);
-        ATTNRESI_EACH_PART(ATTNRESI_SCORE)
+/* The next wide values of the row and of the query, at i, to the sums. */
+#define ATTNRESI_SCORE(row_, query_, run)                                                          \
+    {                                                                                              \
+        ATTNRESI_WIDE x = row_, c = dot ? query_ : x;                                              \
+        ATTNRESI_FETCH((uintptr_t)ahead + i * size);                                               \
+        if (dot && !wide) run = ATTNRESI_(fma)(x, c, run);                                         \
+        if (wide || squares) {                                                                     \
+            ATTNRESI_EACH_PART(ATTNRESI_PART_SCORE)                                                \
+        }                                                                                          \
+        i += ATTNRESI_LANES;                                                                       \
     }
-    if (dot) {
+#define ATTNRESI_SCORE_FULL(run)                                                                   \
+    ATTNRESI_SCORE(ATTNRESI_(read_as)(row, type, i), ATTNRESI_(read)(query + i), run)
+#define ATTNRESI_SCORE_SOME(run)                                                                   \
+    if (i < end)                                                                                   \
+    ATTNRESI_SCORE(ATTNRESI_(read_some)(row, type, i, end - i),                                    \
+                   ATTNRESI_(read_some)(query, ATTNRES_F32, i, end - i), run)
+
+/* wide: the dot product is summed in float64. That, and what is null, is known where this is
+ * inlined. */
+ATTNRESI_KERNEL_INLINE void ATTNRESI_(score_with)(const void *row, attnres_type type, size_t dim,
+                                                  const void *ahead, const float *query, int wide,
+                                                  double *dot, double *squares) {
+    size_t size = attnresi_type_bytes(type);
+    double sums[ATTNRESI_RUN_SUMS] = {0}, lanes[ATTNRESI_LANES];
+    ATTNRESI_EACH_PART(ATTNRESI_ZERO)
+    for (size_t i = 0; i < dim;) {
+        ATTNRESI_WIDE run0 = ATTNRESI_(set)(0.0f), run1 = run0;
+        size_t end = i + attnresi_min(dim - i, ATTNRESI_RUN);
+        while (end - i >= ATTNRESI_PAIR) {
+            ATTNRESI_SCORE_FULL(run0)
+            ATTNRESI_SCORE_FULL(run1)
+        }
+        ATTNRESI_SCORE_SOME(run0)
+        ATTNRESI_SCORE_SOME(run1)
+        if (dot && !wide) {
+            ATTNRESI_(add_run)(sums, run0);
+            ATTNRESI_(add_run)(sums, run1);
+        }
+    }
+    if (dot && !wide) *dot = attnresi_add_wide_lanes(sums, ATTNRESI_RUN_SUMS);
+    if (wide) {
         ATTNRESI_EACH_PART(ATTNRESI_PUT_DOT)
-        *dot = attnresi_add_wide_lanes(lanes);
+        *dot = attnresi_add_wide_lanes(lanes, ATTNRESI_LANES);
     }
     if (squares) {
         ATTNRESI_EACH_PART(ATTNRESI_PUT_OWN)
-        *squares = attnresi_add_wide_lanes(lanes);
+        *squares = attnresi_add_wide_lanes(lanes, ATTNRESI_LANES);
     }
 }
 
-ATTNRESI_KERNEL void ATTNRESI_(score)(const void *row, attnres_type type, size_t dim,
-                                      const void *ahead, const double *query, double *dot,
-                                      double *squares) {
-    double one, other;
+/* With a type that is known where this is inlined. */
+ATTNRESI_KERNEL_INLINE void ATTNRESI_(score_as)(const void *row, attnres_type type, size_t dim,
+                                                const void *ahead, attnresi_query query,
+                                                double *dot, double *squares) {
+    double one, other; /* whose addresses stay here, so that the compiler knows them not null */
     if (dot && squares) {
-        ATTNRESI_(score_with)(row, type, dim, ahead, query, NULL, &one, &other);
+        if (query.is_large)
+            ATTNRESI_(score_with)(row, type, dim, ahead, query.c, 1, &one, &other);
+        else
+            ATTNRESI_(score_with)(row, type, dim, ahead, query.c, 0, &one, &other);
         *dot = one, *squares = other;
     } else if (dot) {
-        ATTNRESI_(score_with)(row, type, dim, ahead, query, NULL, &one, NULL);
+        if (query.is_large)
+            ATTNRESI_(score_with)(row, type, dim, ahead, query.c, 1, &one, NULL);
+        else
+            ATTNRESI_(score_with)(row, type, dim, ahead, query.c, 0, &one, NULL);
         *dot = one;
     } else if (squares) {
-        ATTNRESI_(score_with)(row, type, dim, ahead, NULL, NULL, NULL, &other);
+        ATTNRESI_(score_with)(row, type, dim, ahead, NULL, 0, NULL, &other);
         *squares = other;
     }
 }
 
-ATTNRESI_KERNEL void ATTNRESI_(widen)(const void *row, attnres_type type, size_t dim,
-                                      const void *ahead, double *wide, double *squares) {
-    double own;
-    if (squares) {
-        ATTNRESI_(score_with)(row, type, dim, ahead, NULL, wide, NULL, &own);
-        *squares = own;
-    } else {
-        ATTNRESI_(score_with)(row, type, dim, ahead, NULL, wide, NULL, NULL);
-    }
+ATTNRESI_KERNEL void ATTNRESI_(score)(const void *row, attnres_type type, size_t dim,
+                                      const void *ahead, attnresi_query query, double *dot,
+                                      double *squares) {
+    if (type == ATTNRES_F32)
+        ATTNRESI_(score_as)(row, ATTNRES_F32, dim, ahead, query, dot, squares);
+    else if (type == ATTNRES_F16)
+        ATTNRESI_(score_as)(row, ATTNRES_F16, dim, ahead, query, dot, squares);
+    else
+        ATTNRESI_(score_as)(row, ATTNRES_BF16, dim, ahead, query, dot, squares);
 }
 
-/* Per row r of a register block: its dot products with three queries. */
-#define ATTNRESI_ZERO3(r)                                                                          \
-    ATTNRESI_PART a##r = ATTNRESI_(zero_part)(), b##r = a##r, c##r = a##r;
+/* Per row r of a register block: its dot products with three queries, over one run. */
+#define ATTNRESI_ZERO3(r) ATTNRESI_WIDE a##r = ATTNRESI_(set)(0.0f), b##r = a##r, c##r = a##r;
 #define ATTNRESI_DOT3(r)                                                                           \
-    x = ATTNRESI_(read_part)(at + (r) * stride + i);                                               \
-    a##r = ATTNRESI_(fma_part)(x, u, a##r);                                                        \
-    b##r = ATTNRESI_(fma_part)(x, v, b##r);                                                        \
-    c##r = ATTNRESI_(fma_part)(x, w, c##r);
+    x = ATTNRESI_(read)(rows[r] + i);                                                              \
+    a##r = ATTNRESI_(fma)(x, u, a##r);                                                             \
+    b##r = ATTNRESI_(fma)(x, v, b##r);                                                             \
+    c##r = ATTNRESI_(fma)(x, w, c##r);
+#define ATTNRESI_LAST3(r)                                                                          \
+    x = ATTNRESI_(read_some)(rows[r], ATTNRES_F32, i, end - i);                                    \
+    a##r = ATTNRESI_(fma)(x, u, a##r);                                                             \
+    b##r = ATTNRESI_(fma)(x, v, b##r);                                                             \
+    c##r = ATTNRESI_(fma)(x, w, c##r);
 #define ATTNRESI_PUT3(r)                                                                           \
-    ATTNRESI_(write_part)(lanes[r][0] + p * ATTNRESI_PART_LANES, a##r);                            \
-    ATTNRESI_(write_part)(lanes[r][1] + p * ATTNRESI_PART_LANES, b##r);                            \
-    ATTNRESI_(write_part)(lanes[r][2] + p * ATTNRESI_PART_LANES, c##r);
+    ATTNRESI_(add_run)(sums + (r) * sums_of, a##r);                                                \
+    ATTNRESI_(add_run)(sums + (r) * sums_of + ATTNRESI_RUN_SUMS, b##r);                            \
+    ATTNRESI_(add_run)(sums + (r) * sums_of + 2 * ATTNRESI_RUN_SUMS, c##r);
 #define ATTNRESI_ONE_ROW(X) X(0)
 #if ATTNRESI_TALL == 8
 #define ATTNRESI_TALL_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #else
-#define ATTNRESI_TALL_ROWS(X) X(0) X(1) X(2) X(3)
+#define ATTNRESI_TALL_ROWS(X) X(0) X(1)
 #endif
 
-/* The lanes of a register block: rows from `rows` on with queries y[0] .. y[2]. */
+/* Adds the run i .. end - 1 of a register block: rows[0] and on with queries y[0] .. y[2]. */
 #define ATTNRESI_DEFINE_DOTS(name, ROWS)                                                           \
-    ATTNRESI_KERNEL void ATTNRESI_(name)(const double *rows, const double *const y[3],             \
-                                         size_t stride, double (*lanes)[3][ATTNRESI_LANES]) {      \
-        size_t part = stride / ATTNRESI_PARTS;                                                     \
-        for (size_t p = 0; p < ATTNRESI_PARTS; p++) {                                              \
-            const double *at = rows + p * part, *y0 = y[0] + p * part, *y1 = y[1] + p * part;      \
-            const double *y2 = y[2] + p * part;                                                    \
-            ROWS(ATTNRESI_ZERO3)                                                                   \
-            for (size_t i = 0; i < part; i += ATTNRESI_PART_LANES) {                               \
-                ATTNRESI_PART u = ATTNRESI_(read_part)(y0 + i), v = ATTNRESI_(read_part)(y1 + i);  \
-                ATTNRESI_PART w = ATTNRESI_(read_part)(y2 + i), x;                                 \
-                ROWS(ATTNRESI_DOT3)                                                                \
-            }                                                                                      \
-            ROWS(ATTNRESI_PUT3)                                                                    \
+    ATTNRESI_KERNEL void ATTNRESI_(name)(const float *const *rows, const float *const y[3],        \
+                                         size_t i, size_t end, double *sums, size_t sums_of) {     \
+        const float *y0 = y[0], *y1 = y[1], *y2 = y[2];                                            \
+        ATTNRESI_WIDE u, v, w, x;                                                                  \
+        ROWS(ATTNRESI_ZERO3)                                                                       \
+        for (; end > i && end - i >= ATTNRESI_LANES; i += ATTNRESI_PAIR) {                         \
+            u = ATTNRESI_(read)(y0 + i);                                                           \
+            v = ATTNRESI_(read)(y1 + i);                                                           \
+            w = ATTNRESI_(read)(y2 + i);                                                           \
+            ROWS(ATTNRESI_DOT3)                                                                    \
         }                                                                                          \
+        if (i < end) {                                                                             \
+            u = ATTNRESI_(read_some)(y0, ATTNRES_F32, i, end - i);                                 \
+            v = ATTNRESI_(read_some)(y1, ATTNRES_F32, i, end - i);                                 \
+            w = ATTNRESI_(read_some)(y2, ATTNRES_F32, i, end - i);                                 \
+            ROWS(ATTNRESI_LAST3)                                                                   \
+        }                                                                                          \
+        ROWS(ATTNRESI_PUT3)                                                                        \
     }
 ATTNRESI_DEFINE_DOTS(dots_tall, ATTNRESI_TALL_ROWS)
 ATTNRESI_DEFINE_DOTS(dots_one, ATTNRESI_ONE_ROW)
 
-ATTNRESI_KERNEL void ATTNRESI_(dots)(const double *rows, size_t n_rows, const double *queries,
-                                     size_t n_queries, size_t stride, double *dots) {
-    double lanes[ATTNRESI_TALL][3][ATTNRESI_LANES];
-    for (size_t r = 0; r < n_rows;) {
-        size_t tall = n_rows - r >= ATTNRESI_TALL ? ATTNRESI_TALL : 1;
+/* Run by run, so that a run of all rows stays in the first-level cache while the queries pass. */
+ATTNRESI_KERNEL void ATTNRESI_(dots)(const float *const *rows, size_t n_rows,
+                                     const float *const *queries, size_t n_queries, size_t dim,
+                                     double *sums, double *dots) {
+    size_t sums_of = attnresi_sums_of(n_queries);
+    memset(sums, 0, n_rows * sums_of * sizeof(double));
+    for (size_t i = 0; i < dim; i += ATTNRESI_RUN) {
+        size_t end = i + attnresi_min(dim - i, ATTNRESI_RUN);
         for (size_t q = 0; q < n_queries; q += 3) {
-            size_t n = attnresi_min(n_queries - q, 3); /* the last query fills up the three */
-            const double *y[3];
-            for (size_t k = 0; k < 3; k++)
-                y[k] = queries + (q + attnresi_min(k, n - 1)) * stride;
-            if (tall > 1)
-                ATTNRESI_(dots_tall)(rows + r * stride, y, stride, lanes);
-            else
-                ATTNRESI_(dots_one)(rows + r * stride, y, stride, lanes);
-            for (size_t k = 0; k < tall; k++)
-                for (size_t l = 0; l < n; l++)
-                    dots[(r + k) * n_queries + q + l] = attnresi_add_wide_lanes(lanes[k][l]);
+            const float *y[3]; /* the last query fills up the three */
+            for (size_t k = 0; k < 3; k++) y[k] = queries[attnresi_min(q + k, n_queries - 1)];
+            double *to = sums + q * ATTNRESI_RUN_SUMS;
+            size_t r = 0;
+            for (; n_rows - r >= ATTNRESI_TALL; r += ATTNRESI_TALL) {
+                ATTNRESI_(dots_tall)(rows + r, y, i, end, to + r * sums_of, sums_of);
+                ATTNRESI_(dots_tall)(rows + r, y, i + ATTNRESI_LANES, end, to + r * sums_of, sums_of);
+            }
+            for (; r < n_rows; r++) {
+                ATTNRESI_(dots_one)(rows + r, y, i, end, to + r * sums_of, sums_of);
+                ATTNRESI_(dots_one)(rows + r, y, i + ATTNRESI_LANES, end, to + r * sums_of, sums_of);
+            }
         }
-        r += tall;
     }
+    for (size_t r = 0; r < n_rows; r++)
+        for (size_t q = 0; q < n_queries; q++)
+            dots[r * n_queries + q] = attnresi_add_wide_lanes(
+                sums + r * sums_of + q * ATTNRESI_RUN_SUMS, ATTNRESI_RUN_SUMS);
 }
 
 /* ---- Mixtures ---- */
@@ -2565,33 +2720,47 @@ ATTNRESI_KERNEL float ATTNRESI_(mix)(const attnresi_rows *rows, const float *wei
     return ATTNRESI_(sum)(squares);
 }
 
-/* One wide value of six mixtures. */
-#define ATTNRESI_SIX_OF(X) X(0) X(1) X(2) X(3) X(4) X(5)
+/* One wide value of a row in several mixtures, MANY of them. */
+#if ATTNRESI_TALL == 8
+#define ATTNRESI_MANY ((size_t)12)
+#define ATTNRESI_MANY_OF(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+#else
+#define ATTNRESI_MANY ((size_t)6)
+#define ATTNRESI_MANY_OF(X) X(0) X(1) X(2) X(3) X(4) X(5)
+#endif
 #define ATTNRESI_MIXES_FIRST(q)                                                                    \
     ATTNRESI_WIDE x##q = ATTNRESI_(mul)(ATTNRESI_(set)(w[q][0]), row);
 #define ATTNRESI_MIXES_NEXT(q) x##q = ATTNRESI_(fma)(ATTNRESI_(set)(w[q][j]), row, x##q);
-#define ATTNRESI_MIXES_PUT(q) ATTNRESI_(write_some)(o[q] + i, x##q, n);
+#define ATTNRESI_MIXES_PUT(q) ATTNRESI_(write_some)(o[q] + i, x##q, end - i);
 
+/* Elements i .. end - 1 of MANY mixtures. */
+ATTNRESI_KERNEL void ATTNRESI_(mix_many)(const attnresi_rows *rows, const float *const *w,
+                                         float *const *o, size_t i, size_t end) {
+    for (; i < end; i += ATTNRESI_LANES) {
+        ATTNRESI_WIDE row = ATTNRESI_(read_some)(rows->at[0], rows->sources[0].type, i, end - i);
+        ATTNRESI_MANY_OF(ATTNRESI_MIXES_FIRST)
+        for (size_t j = 1; j < rows->n; j++) {
+            row = ATTNRESI_(read_some)(rows->at[j], rows->sources[j].type, i, end - i);
+            ATTNRESI_MANY_OF(ATTNRESI_MIXES_NEXT)
+        }
+        ATTNRESI_MANY_OF(ATTNRESI_MIXES_PUT)
+    }
+}
+
+/* Run by run, so that a run of all rows stays in the first-level cache for all mixtures. */
 ATTNRESI_KERNEL void ATTNRESI_(mixes)(const attnresi_rows *rows, const float *weights,
                                       size_t n_queries, float *to, size_t to_stride) {
-    for (size_t first = 0; first < n_queries; first += 6) {
-        const float *w[6];
-        float *o[6];
-        for (size_t k = 0; k < 6; k++) { /* the last query fills up the six */
-            size_t q = attnresi_min(first + k, n_queries - 1);
-            w[k] = weights + q * rows->n;
-            o[k] = to + q * to_stride;
-        }
-        for (size_t i = 0; i < rows->dim; i += ATTNRESI_LANES) {
-            size_t n = rows->dim - i;
-            ATTNRESI_WIDE row =
-                ATTNRESI_(read_some)(rows->at[0], rows->sources[0].type, i, n);
-            ATTNRESI_SIX_OF(ATTNRESI_MIXES_FIRST)
-            for (size_t j = 1; j < rows->n; j++) {
-                row = ATTNRESI_(read_some)(rows->at[j], rows->sources[j].type, i, n);
-                ATTNRESI_SIX_OF(ATTNRESI_MIXES_NEXT)
+    for (size_t i = 0; i < rows->dim; i += ATTNRESI_RUN) {
+        size_t end = i + attnresi_min(rows->dim - i, ATTNRESI_RUN);
+        for (size_t first = 0; first < n_queries; first += ATTNRESI_MANY) {
+            const float *w[ATTNRESI_MANY];
+            float *o[ATTNRESI_MANY];
+            for (size_t k = 0; k < ATTNRESI_MANY; k++) { /* the last query fills them up */
+                size_t q = attnresi_min(first + k, n_queries - 1);
+                w[k] = weights + q * rows->n;
+                o[k] = to + q * to_stride;
             }
-            ATTNRESI_SIX_OF(ATTNRESI_MIXES_PUT)
+            ATTNRESI_(mix_many)(rows, w, o, i, end);
         }
     }
 }
@@ -2609,7 +2778,7 @@ ATTNRESI_KERNEL void ATTNRESI_(normalise)(float inverse_rms, const float *weight
 
 static const attnresi_kernels ATTNRESI_(kernels) = {
     ATTNRESI_ISA,       ATTNRESI_(to_floats), ATTNRESI_(from_floats), ATTNRESI_(add_row),
-    ATTNRESI_(exp_row), ATTNRESI_(widen),     ATTNRESI_(score),       ATTNRESI_(dots),
+    ATTNRESI_(exp_row), ATTNRESI_(largest),   ATTNRESI_(score),       ATTNRESI_(dots),
     ATTNRESI_(mix),     ATTNRESI_(mixes),     ATTNRESI_(normalise),
 };
 
@@ -2621,20 +2790,25 @@ static const attnresi_kernels ATTNRESI_(kernels) = {
 #undef ATTNRESI_PART_LANES
 #undef ATTNRESI_EACH_PART
 #undef ATTNRESI_ZERO
-#undef ATTNRESI_SCORE
+#undef ATTNRESI_PART_SCORE
 #undef ATTNRESI_PUT_DOT
 #undef ATTNRESI_PUT_OWN
+#undef ATTNRESI_SCORE
+#undef ATTNRESI_SCORE_FULL
+#undef ATTNRESI_SCORE_SOME
+#undef ATTNRESI_FOUR_OF
 #undef ATTNRESI_ZERO3
 #undef ATTNRESI_DOT3
+#undef ATTNRESI_LAST3
 #undef ATTNRESI_PUT3
 #undef ATTNRESI_ONE_ROW
 #undef ATTNRESI_TALL_ROWS
 #undef ATTNRESI_DEFINE_DOTS
-#undef ATTNRESI_FOUR_OF
 #undef ATTNRESI_MIX_FIRST
 #undef ATTNRESI_MIX_NEXT
 #undef ATTNRESI_MIX_PUT
-#undef ATTNRESI_SIX_OF
+#undef ATTNRESI_MANY
+#undef ATTNRESI_MANY_OF
 #undef ATTNRESI_MIXES_FIRST
 #undef ATTNRESI_MIXES_NEXT
 #undef ATTNRESI_MIXES_PUT
