@@ -157,11 +157,18 @@ INSTRUCTION SETS
 NUMERICS
 
     * Scores and inverse RMS are float64: a score of 80, rounded to float32, would move its weight
-      by 4e-6. All else is IEEE float32 with fused multiply-add. exp is the header's own (at most 2
-      ulp from the exact value); 1/sqrt(x) is a division by a correctly rounded square root.
+      by 4e-6. So are the sum of a source's squares and, of a large query, c . v. Of a small one
+      (scale max|c| sqrt(dim) <= 16), c . v is summed in float32 by runs of 256 elements, and in
+      float64 over the runs. That leaves an error of some 6e-8 sqrt(sum((scale c_i v_i r)^2)) in the
+      score, which is 1e-7 where scores are spread by 2, and at most 1e-6 as long as the query is a
+      small one. All else is IEEE float32 with fused multiply-add. exp is the header's own (at most
+      2 ulp from the exact value); 1/sqrt(x) is a division by a correctly rounded square root.
     * A sum over the elements of a row has one fixed shape: 16 running lanes, element i goes to lane
       i % 16 by fused multiply-add in order of i, the last 16 padded with zeros; then lanes 8 apart
-      are added, then 4, 2, 1. A sum over sources is taken in their order.
+      are added, then 4, 2, 1. A run has 32 lanes, element i going to lane i % 32; at its end lanes
+      8 apart are added, 0 to 7 with 8 to 15 and 16 to 23 with 24 to 31, and first the former 8 sums
+      and then the latter are added to 8 running lanes of float64; at the end of the row those
+      4 apart are added, then 2, 1. A sum over sources is taken in their order.
     * A token's results are the same bits whatever other tokens are in the call, however tokens are
       split into calls, however many threads run, and on every instruction set. A cached inverse RMS
       gives the same bits as none. Two phases differ from one pass by rounding only.
@@ -169,7 +176,8 @@ NUMERICS
       is the float32 output, rounded once.
     * The maximum is subtracted before exp, so scores of any finite size are safe. NaN and
       Inf in one token stay there; a score of NaN or +Inf makes that token's results NaN.
-    * Squares of sources do not overflow. Of a fused norm, the sum of squares of the
+    * Squares of sources do not overflow, nor do scores with sources of up to 1e36 (past that a
+      run of a small query may, which makes a score Inf or NaN). Of a fused norm, the sum of squares of the
       mixture must stay below 3.4e38 (elements of 1e17 at dim 10,000); past it the result is zeros.
     * -ffast-math breaks these promises; a build with it is refused unless ATTNRES_ALLOW_FAST_MATH
       is defined.
@@ -717,6 +725,7 @@ ATTNRES_API const char *attnres_result_text(attnres_result result) {
 /* Products and sums of sizes: 0 when a term is 0 or the result passes ATTNRESI_MAX_BYTES, so that
  * one test at the end of a chain finds any overflow in it. */
 static size_t attnresi_product(size_t a, size_t b) {
+    if ((a | b) >> (sizeof(size_t) * 4 - 1) == 0) return a * b; /* without a division */
     if (a == 0 || b == 0 || a > ATTNRESI_MAX_BYTES / b) return 0;
     return a * b;
 }
@@ -904,9 +913,9 @@ typedef struct attnresi_rows {
     size_t n, dim;
 } attnresi_rows;
 
-/* A query and how its scores are summed up. An error e of a score moves a weight by e times the
- * weight, and a float32 run errs by some 6e-8 of the root of the sum of the squares of the terms:
- * that is at most scale * max |c| * sqrt(dim). Past ATTNRESI_LARGE the sums are float64 ones. */
+/* A query and how its dot products are summed: see NUMERICS. The root of the sum of the squares of a
+ * score's terms, of which float32 runs lose some 6e-8, is at most scale * max|c| * sqrt(dim); where
+ * that is past ATTNRESI_LARGE, sums are float64 ones. */
 #define ATTNRESI_LARGE 16.0
 typedef struct attnresi_query {
     const float *c; /* [dim], folded */
@@ -1062,7 +1071,7 @@ typedef struct attnresi_work {
     float *weights;    /* [n_queries][n_sources] of one token: exp(score - max), or over the sum */
     float *mixed;      /* [dim], for outputs that are not float32; not in the first phase */
     float *floats;     /* [ATTNRESI_ROWS][dim], sources that are not float32 (first phase) */
-    double *sums;      /* [ATTNRESI_ROWS][n_queries] sums of runs, see there (first phase) */
+    double *sums;      /* [ATTNRESI_ROWS][attnresi_sums_of(n_queries)] (first phase) */
     double *dots;      /* [ATTNRESI_ROWS][n_queries] (first phase) */
 } attnresi_work;
 
@@ -1210,7 +1219,8 @@ static attnres_result attnresi_run_call(attnresi_call *call, const attnres_run *
         attnresi_tokens_each(call->n_tokens, call->scratch.n_sources, call->desc->dim, run);
     attnresi_carve(&call->scratch, attnresi_workers(run), run->scratch);
     for (size_t q = 0; q < call->in.n_queries; q++)
-        call->scratch.queries[q] = attnresi_query_of(call->kernels, call->desc, call->in.queries[q]);
+        call->scratch.queries[q] =
+            attnresi_query_of(call->kernels, call->desc, call->in.queries[q]);
     size_t blocks = call->n_tokens / call->block + (call->n_tokens % call->block != 0);
     attnresi_parallel(run, blocks, item, call);
     return ATTNRES_OK;
@@ -1609,9 +1619,9 @@ static void attnresi_merge_weights(const attnresi_call *call, size_t token, floa
         weights[0] = 1.0f / args->sum[token];
         return;
     }
-    double score = attnresi_score_row(call->kernels, call->desc, args->partial, token,
-                                      attnresi_row(args->partial, token), call->scratch.queries[0],
-                                      NULL);
+    double score =
+        attnresi_score_row(call->kernels, call->desc, args->partial, token,
+                           attnresi_row(args->partial, token), call->scratch.queries[0], NULL);
     double stored = args->max[token], max = score > stored ? score : stored;
     weights[0] = (float)(stored - max);
     weights[1] = (float)(score - max);
@@ -1892,9 +1902,9 @@ ATTNRES_API attnres_result attnres_bank_add(attnres_bank *bank, attnres_input de
 
 /* Asks for memory that will be read soon, by an address that need not be valid. */
 #if defined(__GNUC__)
-#define ATTNRESI_FETCH(address) __builtin_prefetch((const void *)(address), 0, 2)
+#define ATTNRESI_FETCH(address) __builtin_prefetch((const void *)(address), 0, 3)
 #elif ATTNRESI_X86
-#define ATTNRESI_FETCH(address) _mm_prefetch((const char *)(address), _MM_HINT_T1)
+#define ATTNRESI_FETCH(address) _mm_prefetch((const char *)(address), _MM_HINT_T0)
 #else
 #define ATTNRESI_FETCH(address) ((void)(address))
 #endif
@@ -2378,11 +2388,9 @@ ATTNRES_API const char *attnres_isa_name(attnres_isa isa) {
  * Compiled once for each instruction set, from within the implementation above, with
  *     ATTNRESI_PASS     the suffix of the set's names: avx2, avx512, neon
  *     ATTNRESI_KERNEL   linkage and target of its functions
- *     ATTNRESI_TALL     wide rows of a register block of dot products, with 3 queries: 4 or 8
+ *     ATTNRESI_TALL     rows of a register block of dot products, with 3 queries: 2 or 8
  *     ATTNRESI_PARTS    registers that 16 lanes of float64 take: 2, 4 or 8
- * A wide row lies part by part: first the elements of lanes 0 .. 16 / PARTS - 1, and so on, so that
- * a register block can run through one part of several rows. Each function computes what the plain
- * one of its name does, to the last bit. */
+ * Each function computes what the plain one of its name does, to the last bit. */
 #ifdef ATTNRESI_PASS
 
 #define ATTNRESI_JOIN_(a, b) a##_##b
@@ -2615,9 +2623,9 @@ ATTNRESI_KERNEL void ATTNRESI_(score)(const void *row, attnres_type type, size_t
     b##r = ATTNRESI_(fma)(x, v, b##r);                                                             \
     c##r = ATTNRESI_(fma)(x, w, c##r);
 #define ATTNRESI_PUT3(r)                                                                           \
-    ATTNRESI_(add_run)(sums + (r) * sums_of, a##r);                                                \
-    ATTNRESI_(add_run)(sums + (r) * sums_of + ATTNRESI_RUN_SUMS, b##r);                            \
-    ATTNRESI_(add_run)(sums + (r) * sums_of + 2 * ATTNRESI_RUN_SUMS, c##r);
+    ATTNRESI_(add_run)(sums + sums_of * (r), a##r);                                                \
+    ATTNRESI_(add_run)(sums + sums_of * (r) + ATTNRESI_RUN_SUMS, b##r);                            \
+    ATTNRESI_(add_run)(sums + sums_of * (r) + 2 * ATTNRESI_RUN_SUMS, c##r);
 #define ATTNRESI_ONE_ROW(X) X(0)
 #if ATTNRESI_TALL == 8
 #define ATTNRESI_TALL_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
@@ -2625,7 +2633,8 @@ ATTNRESI_KERNEL void ATTNRESI_(score)(const void *row, attnres_type type, size_t
 #define ATTNRESI_TALL_ROWS(X) X(0) X(1)
 #endif
 
-/* Adds the run i .. end - 1 of a register block: rows[0] and on with queries y[0] .. y[2]. */
+/* One of the two wide values of the run that ends at `end`, for a register block: rows[0] and on
+ * with queries y[0] .. y[2]. The value begins at i, and the other has its turn in between. */
 #define ATTNRESI_DEFINE_DOTS(name, ROWS)                                                           \
     ATTNRESI_KERNEL void ATTNRESI_(name)(const float *const *rows, const float *const y[3],        \
                                          size_t i, size_t end, double *sums, size_t sums_of) {     \
@@ -2662,14 +2671,12 @@ ATTNRESI_KERNEL void ATTNRESI_(dots)(const float *const *rows, size_t n_rows,
             for (size_t k = 0; k < 3; k++) y[k] = queries[attnresi_min(q + k, n_queries - 1)];
             double *to = sums + q * ATTNRESI_RUN_SUMS;
             size_t r = 0;
-            for (; n_rows - r >= ATTNRESI_TALL; r += ATTNRESI_TALL) {
-                ATTNRESI_(dots_tall)(rows + r, y, i, end, to + r * sums_of, sums_of);
-                ATTNRESI_(dots_tall)(rows + r, y, i + ATTNRESI_LANES, end, to + r * sums_of, sums_of);
-            }
-            for (; r < n_rows; r++) {
-                ATTNRESI_(dots_one)(rows + r, y, i, end, to + r * sums_of, sums_of);
-                ATTNRESI_(dots_one)(rows + r, y, i + ATTNRESI_LANES, end, to + r * sums_of, sums_of);
-            }
+            for (; n_rows - r >= ATTNRESI_TALL; r += ATTNRESI_TALL)
+                for (size_t at = i; at < i + ATTNRESI_PAIR; at += ATTNRESI_LANES)
+                    ATTNRESI_(dots_tall)(rows + r, y, at, end, to + r * sums_of, sums_of);
+            for (; r < n_rows; r++)
+                for (size_t at = i; at < i + ATTNRESI_PAIR; at += ATTNRESI_LANES)
+                    ATTNRESI_(dots_one)(rows + r, y, at, end, to + r * sums_of, sums_of);
         }
     }
     for (size_t r = 0; r < n_rows; r++)

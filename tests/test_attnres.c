@@ -360,6 +360,41 @@ static void mix_matches_float64(void) {
                 check_against_float64(all_counts[a], all_dims[b], 0);
 }
 
+/* The score of a lone source is attnres_inter's max. Its error against the root of the sum of the
+ * squares of its terms; queries of a size that makes that about `spread`. */
+static void check_scores(size_t dim, float spread, double bound) {
+    mix_case x = case_make(1, 40, dim, spread);
+    float *mixes = test_floats(x.tokens * dim), *sum = test_floats(x.tokens);
+    double *max = (double *)test_alloc(x.tokens * sizeof *max);
+    const float *queries[1] = {x.query};
+    attnres_inter_args args;
+    memset(&args, 0, sizeof args);
+    args.n_tokens = x.tokens, args.sources = x.sources, args.n_sources = 1;
+    args.queries = queries, args.n_queries = 1;
+    args.max = max, args.sum = sum, args.mix = mixes;
+    CHECK(inter(&x.desc, &args) == ATTNRES_OK);
+    for (size_t t = 0; t < x.tokens; t++) {
+        double dot = 0, terms = 0, squares = 0;
+        for (size_t i = 0; i < dim; i++) {
+            double v = (double)x.values[t * dim + i], term = (double)x.query[i] * v;
+            dot += term, terms += term * term, squares += v * v;
+        }
+        double rms = sqrt(squares / (double)dim + (double)x.desc.eps);
+        CHECK_AT_MOST("score", fabs(max[t] - dot / rms) / (sqrt(terms) / rms), bound);
+    }
+    free(mixes), free(sum), free(max);
+    case_free(&x);
+}
+
+/* Those of a small query are near float64, those of a large one are float64. */
+static void scores_are_near_float64(void) {
+    for (size_t b = 0; b < COUNT(all_dims); b++) {
+        check_scores(all_dims[b], 1, 4e-7);
+        check_scores(all_dims[b], 400, 1e-13);
+    }
+    check_scores(7168, 2, 4e-7);
+}
+
 static void scale_multiplies_the_scores(void) {
     check_against_float64(5, 33, 0.25f);
     check_against_float64(5, 33, 1);
@@ -1754,6 +1789,7 @@ int main(void) {
     TEST(golden_zero_query_is_mean);
     TEST(exp_is_within_two_ulp);
     TEST(mix_matches_float64);
+    TEST(scores_are_near_float64);
     TEST(scale_multiplies_the_scores);
     TEST(last_element_counts);
     TEST(two_phases_equal_one);

@@ -25,6 +25,9 @@ static problem problem_new(size_t n, size_t tokens, size_t dim, size_t n_queries
     for (size_t i = 0; i < n * tokens * dim; i++)
         p.values[i] = (float)((int)(test_random_u64() % 255) - 127) / 64;
     test_fill_normal(p.queries, n_queries * dim);
+    for (size_t q = 0; q < n_queries; q++) /* half of them small ones: see NUMERICS */
+        for (size_t i = 0; i < dim && (q + dim + n) % 2; i++)
+            p.queries[q * dim + i] /= sqrtf((float)dim);
     for (size_t i = 0; i < dim; i++) p.norm[i] = test_uniform_f32(0.5f, 1.5f);
     return p;
 }
