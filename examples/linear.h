@@ -22,6 +22,7 @@
 #include "../kda.h" /* kda_isa */
 #include "parallel.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -57,6 +58,7 @@ typedef struct linear {
 typedef struct linear_run {
     kda_isa isa;
     parallel *pool;
+    bool bf16_dots; /* let attention over a bf16 cache round its queries and weights to bf16 too */
 } linear_run;
 
 /* Bytes of one row of `cols` elements in `data`; 0 for an unknown type. */

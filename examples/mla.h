@@ -93,6 +93,10 @@ LINEAR_API size_t mla_mix_stride(const mla_desc *desc);
 LINEAR_API size_t mla_scratch_bytes(const mla_desc *desc, size_t n_tokens, size_t capacity,
                                     size_t n_threads);
 
+/* Whether a run with bf16_dots gets them: a bf16 cache, a processor that has them, and dimensions in
+ * whole steps. Otherwise such a run is as any other. */
+LINEAR_API bool mla_has_bf16_dots(const linear_run *run, const mla_desc *desc);
+
 /* The softmax over the cache alone. absorbed: [tokens][n_heads][mla_query_stride], of which the
  * first latent + dim_rope count; mix, z above: [tokens][n_heads][mla_mix_stride], the first latent
  * of each row. The call's own tokens are in the cache already; token t of a sequence sees rows
@@ -150,6 +154,7 @@ typedef struct mlai_scratch {
     float *mix;                   /* [n][n_heads][mla_mix_stride] */
     float *out;                   /* [n][n_heads][dim_v] */
     float *gate;                  /* [n][n_heads][dim_v] */
+    uint16_t *absorbed_bf16;      /* as absorbed */
     float *zeros, *ones;          /* [n] */
     float *max, *sum;             /* [n][n_heads] */
     float *range_mix;             /* [ranges][n_heads][mla_mix_stride]: of one token */
@@ -227,6 +232,7 @@ static mlai_scratch mlai_place(const mla_desc *desc, size_t n, size_t capacity, 
     s.range_sum = mlai_take(arena, ranges, heads, 1);
     s.max = mlai_take(arena, n, heads, 1);
     s.sum = mlai_take(arena, n, heads, 1);
+    s.absorbed_bf16 = (uint16_t *)mlai_take(arena, n, heads, mla_query_stride(desc) / 2);
     s.zeros = mlai_take(arena, n, 1, 1);
     s.ones = mlai_take(arena, n, 1, 1);
     s.q_low = mlai_take(arena, n, desc->q_latent, 1);
@@ -251,7 +257,8 @@ LINEAR_API size_t mla_scratch_bytes(const mla_desc *desc, size_t n_tokens, size_
 /* Rows of a sequence, row t * n_heads + h is head h of its token t. */
 typedef struct mlai_rows_of {
     const mla_seq *seq;
-    const float *absorbed; /* of `first` */
+    const float *absorbed;         /* of `first` */
+    const uint16_t *absorbed_bf16; /* the same, or null: float32 is used */
     size_t first, count;
 } mlai_rows_of;
 
@@ -267,28 +274,59 @@ static size_t mlai_seen(const mla_desc *desc, const mlai_rows_of *rows, size_t r
     return rows->seq->n_past + (rows->first + row) / desc->n_heads + 1;
 }
 
-static void mlai_expand_tile(const mla_desc *desc, const kernels *k, const mla_seq *seq,
-                             size_t first, size_t n, float *tile) {
+static const unsigned char *mlai_key(const mla_desc *desc, const mla_seq *seq, size_t key) {
+    return (const unsigned char *)seq->cache + key * mla_cache_row_bytes(desc);
+}
+
+/* Scores of n keys, in a tile as float32 that the mix will use too, or as they are. */
+static void mlai_score(const mla_desc *desc, const kernels *k, const mlai_worker *worker,
+                       const mlai_rows_of *rows, size_t first, size_t n) {
     size_t width = mla_cache_width(desc), stride = mlai_tile_stride(desc);
-    kernels_matrix row = {desc->cache, NULL, NULL, 0, 0};
-    for (size_t j = 0; j < n; j++) {
-        row.data = (const unsigned char *)seq->cache + (first + j) * mla_cache_row_bytes(desc);
-        k->expand(&row, width, tile + j * stride);
-        memset(tile + j * stride + width, 0, (stride - width) * sizeof *tile);
+    if (rows->absorbed_bf16) {
+        kernels_bf16_of(k->isa)->dots(mlai_key(desc, rows->seq, first), mla_cache_row_bytes(desc),
+                                      n, rows->absorbed_bf16, mla_query_stride(desc), rows->count,
+                                      width, worker->scores, 1, MLA_TILE);
+        return;
     }
+    kernels_matrix row = {desc->cache, NULL, NULL, 0, 0};
+    kernels_matrix tile = {LINEAR_F32, (const unsigned char *)worker->tile, NULL,
+                           stride * sizeof(float), 0};
+    for (size_t j = 0; j < n; j++) {
+        row.data = mlai_key(desc, rows->seq, first + j);
+        k->expand(&row, width, worker->tile + j * stride);
+        memset(worker->tile + j * stride + width, 0, (stride - width) * sizeof(float));
+    }
+    k->dots(&tile, n, rows->absorbed, mla_query_stride(desc), rows->count, width,
+            mla_query_stride(desc), false, worker->scores, 1, MLA_TILE);
+}
+
+/* Mixes the first n_keys of the tile into rows r .. r + run - 1. *paired: how many keys the tile
+ * holds in pairs. */
+static void mlai_mix_tile(const mla_desc *desc, const kernels *k, const mlai_worker *worker,
+                          const mlai_rows_of *rows, size_t first, size_t n_keys, size_t r,
+                          size_t run, float *mix, size_t *paired) {
+    const float *weights = worker->scores + r * MLA_TILE;
+    if (!rows->absorbed_bf16) {
+        k->mix(weights, MLA_TILE, run, worker->tile, mlai_tile_stride(desc), n_keys, desc->latent,
+               worker->rescale + r, mix, mla_mix_stride(desc));
+        return;
+    }
+    const kernels_bf16 *bf16 = kernels_bf16_of(k->isa);
+    uint16_t *pairs = (uint16_t *)(void *)worker->tile;
+    if (*paired != n_keys)
+        bf16->pair(mlai_key(desc, rows->seq, first), mla_cache_row_bytes(desc), n_keys,
+                   desc->latent, pairs);
+    *paired = n_keys;
+    bf16->mix(weights, MLA_TILE, run, pairs, n_keys, desc->latent, worker->rescale + r, mix,
+              mla_mix_stride(desc));
 }
 
 /* Shows keys first .. first + MLA_TILE - 1, as far as they are seen, to the rows. */
 static void mlai_tile(const mla_desc *desc, const kernels *k, const mlai_worker *worker,
                       const mlai_rows_of *rows, size_t first, const mlai_sums *sums) {
-    size_t stride = mlai_tile_stride(desc), mix_stride = mla_mix_stride(desc), run;
-    size_t n = mlai_seen(desc, rows, rows->count - 1) - first;
+    size_t n = mlai_seen(desc, rows, rows->count - 1) - first, paired = 0, run;
     if (n > MLA_TILE) n = MLA_TILE;
-    kernels_matrix tile = {LINEAR_F32, (const unsigned char *)worker->tile, NULL,
-                           stride * sizeof(float), 0};
-    mlai_expand_tile(desc, k, rows->seq, first, n, worker->tile);
-    k->dots(&tile, n, rows->absorbed, mla_query_stride(desc), rows->count, mla_cache_width(desc),
-            mla_query_stride(desc), false, worker->scores, 1, MLA_TILE);
+    mlai_score(desc, k, worker, rows, first, n);
     /* The rows of one token see the same keys. A key that is not seen takes no part at all, so that
      * a NaN in it stays with those who see it. */
     for (size_t r = 0; r < rows->count; r += run) {
@@ -299,8 +337,8 @@ static void mlai_tile(const mla_desc *desc, const kernels *k, const mlai_worker 
         for (size_t i = r; i < r + run; i++)
             worker->rescale[i] =
                 k->softmax(worker->scores + i * MLA_TILE, n_keys, &sums->max[i], &sums->sum[i]);
-        k->mix(worker->scores + r * MLA_TILE, MLA_TILE, run, worker->tile, stride, n_keys,
-               desc->latent, worker->rescale + r, sums->mix + r * mix_stride, mix_stride);
+        mlai_mix_tile(desc, k, worker, rows, first, n_keys, r, run,
+                      sums->mix + r * mla_mix_stride(desc), &paired);
     }
 }
 
@@ -353,13 +391,13 @@ typedef struct mlai_call {
     size_t n_seqs;
     size_t first_row;  /* of seqs[0], among all rows of absorbed and mix */
     size_t group_rows; /* at most mlai_rows */
-    bool by_range;
+    bool bf16_dots, by_range;
     size_t n_items, next;
 } mlai_call;
 
-static mlai_worker mlai_worker_at(const mlai_call *call, size_t index) {
-    mlai_arena arena = {call->scratch.workers + index * call->scratch.worker_bytes, 0, false};
-    return mlai_place_worker(call->desc, &arena);
+static mlai_worker mlai_worker_at(const mla_desc *desc, const mlai_scratch *scratch, size_t index) {
+    mlai_arena arena = {scratch->workers + index * scratch->worker_bytes, 0, false};
+    return mlai_place_worker(desc, &arena);
 }
 
 static size_t mlai_groups(const mlai_call *call, const mla_seq *seq) {
@@ -375,7 +413,9 @@ static mlai_rows_of mlai_group(const mlai_call *call, const mla_seq *seq, size_t
     rows.seq = seq;
     rows.first = group * call->group_rows;
     rows.count = left < call->group_rows ? left : call->group_rows;
-    rows.absorbed = call->absorbed + (base + rows.first) * mla_query_stride(call->desc);
+    size_t at = (base + rows.first) * mla_query_stride(call->desc);
+    rows.absorbed = call->absorbed + at;
+    rows.absorbed_bf16 = call->bf16_dots ? call->scratch.absorbed_bf16 + at : NULL;
     return rows;
 }
 
@@ -419,7 +459,7 @@ static void mlai_do_range(const mlai_call *call, const mlai_worker *worker, size
 
 static void mlai_work(void *context, size_t index) {
     mlai_call *call = (mlai_call *)context;
-    mlai_worker worker = mlai_worker_at(call, index);
+    mlai_worker worker = mlai_worker_at(call->desc, &call->scratch, index);
     for (;;) {
         size_t item = parallel_claim(&call->next);
         if (item >= call->n_items) return;
@@ -428,6 +468,12 @@ static void mlai_work(void *context, size_t index) {
         else
             mlai_do_group(call, &worker, item);
     }
+}
+
+static size_t mlai_tokens(const mla_seq *seqs, size_t n_seqs) {
+    size_t n = 0;
+    for (size_t i = 0; i < n_seqs; i++) n += seqs[i].n_tokens;
+    return n;
 }
 
 static void mlai_run(const linear_run *run, mlai_call *call) {
@@ -476,9 +522,8 @@ static void mlai_mix_token(const linear_run *run, mlai_call *call) {
 
 /* Any sequences. */
 static void mlai_mix_groups(const linear_run *run, mlai_call *call) {
-    size_t heads = call->desc->n_heads, n_tokens = 0;
+    size_t heads = call->desc->n_heads, n_tokens = mlai_tokens(call->seqs, call->n_seqs);
     call->by_range = false;
-    for (size_t i = 0; i < call->n_seqs; i++) n_tokens += call->seqs[i].n_tokens;
     call->group_rows =
         n_tokens == call->n_seqs
             ? mlai_decode_rows(call->desc, n_tokens, parallel_threads(run ? run->pool : NULL))
@@ -496,13 +541,23 @@ static bool mlai_is_long_token(const mla_seq *seq) {
 static mlai_scratch mlai_place_call(const linear_run *run, const mla_desc *desc,
                                     const mla_seq *seqs, size_t n_seqs, void *scratch) {
     mlai_arena arena = {(unsigned char *)scratch, 0, false};
-    size_t n = 0, longest = 0;
-    for (size_t i = 0; i < n_seqs; i++) {
-        n += seqs[i].n_tokens;
+    size_t longest = 0;
+    for (size_t i = 0; i < n_seqs; i++)
         if (seqs[i].n_past + seqs[i].n_tokens > longest)
             longest = seqs[i].n_past + seqs[i].n_tokens;
-    }
-    return mlai_place(desc, n, longest, parallel_threads(run ? run->pool : NULL), &arena);
+    return mlai_place(desc, mlai_tokens(seqs, n_seqs), longest,
+                      parallel_threads(run ? run->pool : NULL), &arena);
+}
+
+LINEAR_API bool mla_has_bf16_dots(const linear_run *run, const mla_desc *desc) {
+    return desc->cache == LINEAR_BF16 && kernels_bf16_of(run ? run->isa : KDA_ISA_AUTO) &&
+           mla_cache_width(desc) % KERNELS_BF16_STEP == 0 && desc->latent % KERNELS_BF16_STEP == 0;
+}
+
+static void mlai_round_queries(mlai_call *call, size_t n_tokens) {
+    size_t n = n_tokens * call->desc->n_heads * mla_query_stride(call->desc);
+    for (size_t i = 0; i < n; i++)
+        call->scratch.absorbed_bf16[i] = linear_to_bf16(call->absorbed[i]);
 }
 
 LINEAR_API void mla_mix(const linear_run *run, const mla_desc *desc, const float *absorbed,
@@ -512,6 +567,8 @@ LINEAR_API void mla_mix(const linear_run *run, const mla_desc *desc, const float
     call.desc = desc, call.absorbed = absorbed, call.mix = mix;
     call.kernels = kernels_of(run ? run->isa : KDA_ISA_AUTO);
     call.scratch = mlai_place_call(run, desc, seqs, n_seqs, scratch);
+    call.bf16_dots = run && run->bf16_dots && mla_has_bf16_dots(run, desc);
+    if (call.bf16_dots) mlai_round_queries(&call, mlai_tokens(seqs, n_seqs));
     for (size_t first = 0, end; first < n_seqs; first = end) {
         call.seqs = seqs + first;
         end = first + 1;
@@ -531,7 +588,6 @@ LINEAR_API void mla_mix(const linear_run *run, const mla_desc *desc, const float
 
 typedef struct mlai_heads {
     const mla_desc *desc;
-    const linear_run *run;
     const kernels *kernels;
     const linear *kv_b;
     mlai_scratch scratch;
@@ -565,9 +621,7 @@ static void mlai_absorb_head(const mlai_heads *call, const mlai_worker *worker, 
 
 static void mlai_absorb_work(void *context, size_t index) {
     mlai_heads *call = (mlai_heads *)context;
-    mlai_call place = {
-        call->desc, call->kernels, call->scratch, NULL, NULL, NULL, 0, 0, 0, false, 0, 0};
-    mlai_worker worker = mlai_worker_at(&place, index);
+    mlai_worker worker = mlai_worker_at(call->desc, &call->scratch, index);
     for (;;) {
         size_t head = parallel_claim(&call->next);
         if (head >= call->desc->n_heads) return;
@@ -578,7 +632,7 @@ static void mlai_absorb_work(void *context, size_t index) {
 static void mlai_values_head(void *context, size_t head) {
     const mlai_heads *call = (const mlai_heads *)context;
     const mla_desc *desc = call->desc;
-    linear_run alone = {call->kernels->isa, NULL};
+    linear_run alone = {call->kernels->isa, NULL, false};
     size_t first = head * (desc->dim_nope + desc->dim_v) + desc->dim_nope;
     linear up = linear_rows(call->kv_b, first, desc->dim_v);
     linear_apply(&alone, &up, call->mix + head * mla_mix_stride(desc), call->n,
@@ -592,11 +646,11 @@ LINEAR_API void mla_attend(const linear_run *run, const mla_desc *desc, const li
     parallel *pool = run ? run->pool : NULL;
     mlai_heads call;
     memset(&call, 0, sizeof call);
-    call.desc = desc, call.run = run, call.kv_b = kv_b, call.q = q, call.out = out;
+    call.desc = desc, call.kv_b = kv_b, call.q = q, call.out = out;
     call.kernels = kernels_of(run ? run->isa : KDA_ISA_AUTO);
     call.scratch = mlai_place_call(run, desc, seqs, n_seqs, scratch);
     call.absorbed = call.scratch.absorbed, call.mix = call.scratch.mix;
-    for (size_t i = 0; i < n_seqs; i++) call.n += seqs[i].n_tokens;
+    call.n = mlai_tokens(seqs, n_seqs);
     for (size_t t = 0; t < call.n; t++) call.scratch.zeros[t] = 0, call.scratch.ones[t] = 1;
     parallel_for(pool, parallel_threads(pool), mlai_absorb_work, &call);
     mla_mix(run, desc, call.absorbed, seqs, n_seqs, call.scratch.mix, scratch);
@@ -631,9 +685,9 @@ static void mlai_append(const mla_desc *desc, const mla_seq *seqs, size_t n_seqs
 LINEAR_API void mla_forward(const linear_run *run, const mla_desc *desc, const mla_weights *w,
                             const float *x, const mla_seq *seqs, size_t n_seqs, float *y,
                             void *scratch) {
-    size_t width = mla_cache_width(desc), hidden = w->kv_a.cols, values = w->o.cols, n = 0;
+    size_t width = mla_cache_width(desc), hidden = w->kv_a.cols, values = w->o.cols;
+    size_t n = mlai_tokens(seqs, n_seqs);
     mlai_scratch s = mlai_place_call(run, desc, seqs, n_seqs, scratch);
-    for (size_t i = 0; i < n_seqs; i++) n += seqs[i].n_tokens;
     mlai_queries(run, desc, w, x, n, &s);
     linear_apply(run, &w->kv_a, x, n, hidden, s.kv, width);
     linear_rms_norm(w->kv_a_norm, desc->norm_eps, desc->latent, s.kv, n, width, s.kv, width);

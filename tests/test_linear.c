@@ -151,7 +151,7 @@ static void check_all_products(const linear_run *run) {
 }
 
 static void products_with(kda_isa isa) {
-    linear_run run = {isa, NULL};
+    linear_run run = {isa, NULL, false};
     if (kda_isa_is_available(isa))
         check_all_products(&run);
     else
@@ -181,7 +181,7 @@ static void threads(void) {
         linear_apply(NULL, &m.w, x, n, 100, want, 3001);
         for (size_t n_threads = 1; n_threads <= 8; n_threads += n_threads == 3 ? 5 : 1) {
             parallel pool;
-            linear_run run = {KDA_ISA_AUTO, &pool};
+            linear_run run = {KDA_ISA_AUTO, &pool, false};
             CHECK(parallel_open(&pool, n_threads, &e));
             memset(got, 0, 70 * 3001 * sizeof *got);
             linear_apply(&run, &m.w, x, n, 100, got, 3001);
