@@ -27,6 +27,7 @@ def parse_arguments():
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     training.add_arguments(arguments, 3e-3)
     arguments.add_argument("--corpus", required=True, help="directory of kjv.txt, or a file")
+    arguments.add_argument("--eager", action="store_true", help="do not use torch.compile")
     arguments.add_argument("--plain", action="store_true", help="plain residuals")
     arguments.add_argument("--steps", type=int, default=2000)
     arguments.add_argument("--rows", type=int, default=32)
@@ -93,7 +94,8 @@ def bits_per_byte(model, data, window, stride):
 def sum_growth(model, data):
     """RMS of the running sum after each layer, and how much the last is above the first. With
     Attention Residuals the sum starts anew with each block, so it is taken where blocks end."""
-    rows = data[:16384].reshape(-1, 512).long()
+    n = min(32, len(data) // 512)
+    rows = data[:512 * n].reshape(n, 512).long()
     sums = []
     with torch.no_grad():
         model(rows, sums)

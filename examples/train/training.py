@@ -25,7 +25,6 @@ def add_arguments(parser, learning_rate):
     parser.add_argument("--lr", type=float, default=learning_rate)
     parser.add_argument("--until", type=float, default=0, metavar="SECONDS",
                         help="stop then, in seconds since 1970; 0: run to the end")
-    parser.add_argument("--eager", action="store_true", help="do not use torch.compile")
     parser.add_argument("--no-graph", action="store_true", help="do not use a CUDA graph")
 
 
@@ -163,6 +162,10 @@ class Run:
         """Counts a step; every now and then looks at the loss, logs and saves."""
         self.step += 1
         last = self.step == total
+        if step.done == 1:
+            step.loss.item()  # waits for the device
+            say(self.name, "T %d: first step %.1f s after the start" % (
+                step.x.shape[1], time.time() - self.began))
         if self.step % SYNC_EVERY and not last:
             return
         loss = step.loss.item()
@@ -171,7 +174,7 @@ class Run:
         self.losses.append(loss)
         if self.step % log_every == 0 or last:
             pace = (time.time() - self.log_time) / max(1, self.step - self.log_step)
-            say(self.name, "step %d of %d, T %d, loss %.4f, gradient %.2f, %.1f ms a step, %.0f s" % (
+            say(self.name, "step %d of %d, T %d, loss %.4f nats, gradient %.2f, %.1f ms a step, %.0f s" % (
                 self.step, total, step.x.shape[1], sum(self.losses) / len(self.losses),
                 step.norm.item(), 1e3 * pace, self.elapsed()))
             self.log_step, self.losses = self.step, []
