@@ -727,38 +727,27 @@ KDA_API float kda_exp(float x) {
     return kdai_exp(x);
 }
 
-/* numerator / (base + z) for 0 <= z <= 1 and base 1 or 2: the rounding errors of the sum and of the
- * quotient are worked out. The exact value is the quotient and `rest` / (base + z). */
-static float kdai_exact_quotient(float numerator, float base, float z, float *rest) {
-    float sum = base + z;
-    float sum_error = z - (sum - base);
-    float quotient = numerator / sum;
-    *rest = fmaf(-quotient, sum_error, fmaf(-quotient, sum, numerator));
-    return quotient;
-}
-
-/* 1/(1+z) or z/(1+z) with z = exp(-|x|): no exponential of a positive number. 1 - z/2 is 1/(1+z) to
- * the one digit that the rest needs. */
+/* With z = exp(-|x|), no exponential of a positive number, and q = z / (1 + z):
+ * 1 - q for x >= 0, z - z q = q below. The latter rounds the quotient's own errors away where z is
+ * small, as the former does. */
 KDA_API float kda_sigmoid(float x) {
-    float z = kdai_exp(-fabsf(x)), rest;
-    float quotient = kdai_exact_quotient(x >= 0.0f ? 1.0f : z, 1.0f, z, &rest);
-    return fmaf(rest, fmaf(-0.5f, z, 1.0f), quotient);
+    float z = kdai_exp(-fabsf(x)), q = z / (1.0f + z), most = x >= 0.0f ? 1.0f : z;
+    return fmaf(-most, q, most);
 }
 
-/* max(x, 0) + log1p(z), z = exp(-|x|); log1p(z) = 2 atanh(s), s = z / (2 + z) <= 1/3, and
- * atanh(s) = s + s^3 P(s^2), P of degree 4 (error 1e-9). */
+/* max(x, 0) + log1p(z), z = exp(-|x|); log1p(z) = z + z^2 P(z) on [0, 1], P of degree 8 (error
+ * 5e-9). */
 KDA_API float kda_softplus(float x) {
-    float z = kdai_exp(-fabsf(x)), rest;
-    float s = kdai_exact_quotient(z, 2.0f, z, &rest);
-    float square = s * s;
-    float p = 0x1.dba26p-4f;
-    p = fmaf(p, square, 0x1.bc8cf8p-4f);
-    p = fmaf(p, square, 0x1.24c926p-3f);
-    p = fmaf(p, square, 0x1.9998d4p-3f);
-    p = fmaf(p, square, 0x1.555556p-2f);
-    float log1p_z = 2.0f * s;
-    log1p_z = fmaf(2.0f, fmaf(s * square, p, rest * fmaf(-0.16f, z, 0.5f)), log1p_z);
-    return x > 0.0f ? x + log1p_z : x != x ? x : log1p_z;
+    float z = kdai_exp(-fabsf(x)), p = -0x1.af48dep-9f;
+    p = fmaf(p, z, 0x1.491784p-6f);
+    p = fmaf(p, z, -0x1.d6b06ep-5f);
+    p = fmaf(p, z, 0x1.b4ae04p-4f);
+    p = fmaf(p, z, -0x1.3a435ep-3f);
+    p = fmaf(p, z, 0x1.934b54p-3f);
+    p = fmaf(p, z, -0x1.ff23e6p-3f);
+    p = fmaf(p, z, 0x1.554ddp-2f);
+    p = fmaf(p, z, -0x1.ffffd2p-2f);
+    return (x > 0.0f ? x : 0.0f) + fmaf(p * z, z, z);
 }
 
 /* ==== 8. Element types ======================================================================== */
@@ -3175,6 +3164,11 @@ KDA_API kda_result kda_layer_commit(const kda_layer_desc *layer, const kda_seq *
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
+/* Added to a whole number n of -150 .. 0 it leaves n + 192 in the low bits of the sum, which moved up
+ * to the exponent's place make 2^(n + 65): a normal number, so that a product with it is exact, and
+ * one with 2^-65 after it rounds once even if the result is subnormal. */
+#define KDAI_EXPONENTS (0x1.8p23f + 192.0f)
+
 #if KDAI_X86
 #include <immintrin.h>
 #if defined(__GNUC__)
@@ -3301,24 +3295,17 @@ KDAI_AVX2 kdai_wide_avx2 kdai_minus_magnitude_avx2(kdai_wide_avx2 x) { /* -|x| *
     x.b = _mm256_or_ps(x.b, _mm256_set1_ps(-0.0f));
     return x;
 }
-/* Where x > 0 y, else z (also where x is NaN). */
-KDAI_AVX2 kdai_wide_avx2 kdai_positive_avx2(kdai_wide_avx2 x, kdai_wide_avx2 y, kdai_wide_avx2 z) {
-    z.a = _mm256_blendv_ps(z.a, y.a, _mm256_cmp_ps(x.a, _mm256_setzero_ps(), _CMP_GT_OQ));
-    z.b = _mm256_blendv_ps(z.b, y.b, _mm256_cmp_ps(x.b, _mm256_setzero_ps(), _CMP_GT_OQ));
+/* By the sign of x: y where it is clear, z where it is set. */
+KDAI_AVX2 kdai_wide_avx2 kdai_by_sign_avx2(kdai_wide_avx2 x, kdai_wide_avx2 y, kdai_wide_avx2 z) {
+    z.a = _mm256_blendv_ps(y.a, z.a, x.a);
+    z.b = _mm256_blendv_ps(y.b, z.b, x.b);
     return z;
 }
-KDAI_AVX2 __m256 kdai_half_scale_avx2(__m256 y, __m256 n) {
-    __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
-    __m256i rest = _mm256_sub_epi32(whole, half), bias = _mm256_set1_epi32(127);
-    y = _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23)));
-    return _mm256_mul_ps(y,
-                         _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23)));
-}
-/* y 2^n for whole n, in two factors as kdai_exp has it. */
-KDAI_AVX2 kdai_wide_avx2 kdai_scale_avx2(kdai_wide_avx2 y, kdai_wide_avx2 n) {
-    y.a = kdai_half_scale_avx2(y.a, n.a);
-    y.b = kdai_half_scale_avx2(y.b, n.b);
-    return y;
+/* 2^(n + 65) from KDAI_EXPONENTS + n. */
+KDAI_AVX2 kdai_wide_avx2 kdai_power_avx2(kdai_wide_avx2 x) {
+    x.a = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.a), 23));
+    x.b = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.b), 23));
+    return x;
 }
 KDAI_AVX2 __m128 kdai_quarter_sum_avx2(__m256 x) { /* lanes 4 apart */
     return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -3422,15 +3409,12 @@ KDAI_AVX512 __m512 kdai_minus_magnitude_avx512(__m512 x) {
     __m512i sign = _mm512_set1_epi32((int)0x80000000u);
     return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(x), sign));
 }
-KDAI_AVX512 __m512 kdai_positive_avx512(__m512 x, __m512 y, __m512 z) {
-    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), z, y);
+KDAI_AVX512 __m512 kdai_by_sign_avx512(__m512 x, __m512 y, __m512 z) {
+    __m512i sign = _mm512_set1_epi32((int)0x80000000u);
+    return _mm512_mask_blend_ps(_mm512_test_epi32_mask(_mm512_castps_si512(x), sign), y, z);
 }
-KDAI_AVX512 __m512 kdai_scale_avx512(__m512 y, __m512 n) {
-    __m512i whole = _mm512_cvtps_epi32(n), half = _mm512_srai_epi32(whole, 1);
-    __m512i rest = _mm512_sub_epi32(whole, half), bias = _mm512_set1_epi32(127);
-    y = _mm512_mul_ps(y, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23)));
-    return _mm512_mul_ps(y,
-                         _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(rest, bias), 23)));
+KDAI_AVX512 __m512 kdai_power_avx512(__m512 x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 23));
 }
 KDAI_AVX512 __m256 kdai_half_sum_avx512(__m512 x) { /* lanes 8 apart */
     __m512d wide = _mm512_castps_pd(x);
@@ -3527,21 +3511,20 @@ KDAI_INLINE kdai_wide_neon kdai_minus_magnitude_neon(kdai_wide_neon x) {
     KDAI_EACH4 x.val[i] = vnegq_f32(vabsq_f32(x.val[i]));
     return x;
 }
-KDAI_INLINE kdai_wide_neon kdai_positive_neon(kdai_wide_neon x, kdai_wide_neon y,
-                                              kdai_wide_neon z) {
-    KDAI_EACH4 z.val[i] = vbslq_f32(vcgtq_f32(x.val[i], vdupq_n_f32(0)), y.val[i], z.val[i]);
+KDAI_INLINE kdai_wide_neon kdai_by_sign_neon(kdai_wide_neon x, kdai_wide_neon y,
+                                             kdai_wide_neon z) {
+    KDAI_EACH4 {
+        uint32x4_t is_set = vcltzq_s32(vreinterpretq_s32_f32(x.val[i]));
+        z.val[i] = vbslq_f32(is_set, z.val[i], y.val[i]);
+    }
     return z;
 }
-KDAI_INLINE kdai_wide_neon kdai_scale_neon(kdai_wide_neon y, kdai_wide_neon n) {
+KDAI_INLINE kdai_wide_neon kdai_power_neon(kdai_wide_neon x) {
     KDAI_EACH4 {
-        int32x4_t whole = vcvtnq_s32_f32(n.val[i]), half = vshrq_n_s32(whole, 1);
-        int32x4_t rest = vsubq_s32(whole, half), bias = vdupq_n_s32(127);
-        int32x4_t first = vshlq_n_s32(vaddq_s32(half, bias), 23);
-        int32x4_t second = vshlq_n_s32(vaddq_s32(rest, bias), 23);
-        y.val[i] = vmulq_f32(y.val[i], vreinterpretq_f32_s32(first));
-        y.val[i] = vmulq_f32(y.val[i], vreinterpretq_f32_s32(second));
+        int32x4_t bits = vreinterpretq_s32_f32(x.val[i]);
+        x.val[i] = vreinterpretq_f32_s32(vshlq_n_s32(bits, 23));
     }
-    return y;
+    return x;
 }
 KDAI_INLINE float kdai_sum_neon(kdai_wide_neon x) {
     float32x4_t quarter = vaddq_f32(vaddq_f32(x.val[0], x.val[2]), vaddq_f32(x.val[1], x.val[3]));
@@ -3728,11 +3711,12 @@ KDA_API const char *kda_isa_name(kda_isa isa) {
 #define KDAI_(name) KDAI_JOIN(kdai_##name, KDAI_PASS)
 #define KDAI_WIDE KDAI_(wide)
 
-/* kdai_exp. The bounds only keep the exponent in range: both ends come out as 0 and infinity. */
+/* kdai_exp for x <= 0. The bound only keeps the exponent in range: below it comes out as 0. */
 KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(exp)(KDAI_WIDE x) {
-    x = KDAI_(min)(KDAI_(set)(88.8f), KDAI_(max)(KDAI_(set)(-104.0f), x));
-    KDAI_WIDE magic = KDAI_(set)(0x1.8p23f);
-    KDAI_WIDE n = KDAI_(sub)(KDAI_(fma)(x, KDAI_(set)(0x1.715476p+0f), magic), magic);
+    x = KDAI_(max)(KDAI_(set)(-104.0f), x);
+    KDAI_WIDE magic = KDAI_(set)(KDAI_EXPONENTS);
+    KDAI_WIDE shifted = KDAI_(fma)(x, KDAI_(set)(0x1.715476p+0f), magic);
+    KDAI_WIDE n = KDAI_(sub)(shifted, magic);
     KDAI_WIDE r = KDAI_(fma)(n, KDAI_(set)(-0x1.62e43p-1f), x);
     r = KDAI_(fma)(n, KDAI_(set)(0x1.05c61p-29f), r);
     KDAI_WIDE p = KDAI_(set)(0x1.6d117cp-10f);
@@ -3740,41 +3724,30 @@ KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(exp)(KDAI_WIDE x) {
     p = KDAI_(fma)(p, r, KDAI_(set)(0x1.555518p-5f));
     p = KDAI_(fma)(p, r, KDAI_(set)(0x1.5554dcp-3f));
     p = KDAI_(fma)(p, r, KDAI_(set)(0.5f));
-    return KDAI_(scale)(KDAI_(add)(KDAI_(fma)(KDAI_(mul)(p, r), r, r), KDAI_(set)(1.0f)), n);
+    KDAI_WIDE y = KDAI_(add)(KDAI_(fma)(KDAI_(mul)(p, r), r, r), KDAI_(set)(1.0f));
+    return KDAI_(mul)(KDAI_(mul)(y, KDAI_(power)(shifted)), KDAI_(set)(0x1p-65f));
 }
 
-/* kdai_exact_quotient. */
-KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(exact_quotient)(KDAI_WIDE numerator, KDAI_WIDE base, KDAI_WIDE z,
-                                                   KDAI_WIDE *rest) {
-    KDAI_WIDE sum = KDAI_(add)(base, z);
-    KDAI_WIDE sum_error = KDAI_(sub)(z, KDAI_(sub)(sum, base));
-    KDAI_WIDE quotient = KDAI_(div)(numerator, sum);
-    *rest = KDAI_(nfma)(quotient, sum_error, KDAI_(nfma)(quotient, sum, numerator));
-    return quotient;
-}
-
-/* kda_sigmoid. At x = 0 both numerators are 1. */
+/* kda_sigmoid. At x = -0 z is 1. */
 KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(sigmoid)(KDAI_WIDE x) {
-    KDAI_WIDE z = KDAI_(exp)(KDAI_(minus_magnitude)(x)), one = KDAI_(set)(1.0f), rest;
-    KDAI_WIDE inverse = KDAI_(nfma)(KDAI_(set)(0.5f), z, one);
-    KDAI_WIDE quotient = KDAI_(exact_quotient)(KDAI_(positive)(x, one, z), one, z, &rest);
-    return KDAI_(fma)(rest, inverse, quotient);
+    KDAI_WIDE z = KDAI_(exp)(KDAI_(minus_magnitude)(x)), one = KDAI_(set)(1.0f);
+    KDAI_WIDE q = KDAI_(div)(z, KDAI_(add)(one, z)), most = KDAI_(by_sign)(x, one, z);
+    return KDAI_(nfma)(most, q, most);
 }
 
 /* kda_softplus. */
 KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(softplus)(KDAI_WIDE x) {
-    KDAI_WIDE z = KDAI_(exp)(KDAI_(minus_magnitude)(x)), two = KDAI_(set)(2.0f), rest;
-    KDAI_WIDE inverse = KDAI_(nfma)(KDAI_(set)(0.16f), z, KDAI_(set)(0.5f));
-    KDAI_WIDE s = KDAI_(exact_quotient)(z, two, z, &rest);
-    KDAI_WIDE square = KDAI_(mul)(s, s), p = KDAI_(set)(0x1.dba26p-4f);
-    p = KDAI_(fma)(p, square, KDAI_(set)(0x1.bc8cf8p-4f));
-    p = KDAI_(fma)(p, square, KDAI_(set)(0x1.24c926p-3f));
-    p = KDAI_(fma)(p, square, KDAI_(set)(0x1.9998d4p-3f));
-    p = KDAI_(fma)(p, square, KDAI_(set)(0x1.555556p-2f));
-    KDAI_WIDE log1p_z = KDAI_(mul)(two, s);
-    rest = KDAI_(mul)(rest, inverse);
-    log1p_z = KDAI_(fma)(two, KDAI_(fma)(KDAI_(mul)(s, square), p, rest), log1p_z);
-    return KDAI_(positive)(x, KDAI_(add)(x, log1p_z), log1p_z);
+    KDAI_WIDE z = KDAI_(exp)(KDAI_(minus_magnitude)(x)), p = KDAI_(set)(-0x1.af48dep-9f);
+    p = KDAI_(fma)(p, z, KDAI_(set)(0x1.491784p-6f));
+    p = KDAI_(fma)(p, z, KDAI_(set)(-0x1.d6b06ep-5f));
+    p = KDAI_(fma)(p, z, KDAI_(set)(0x1.b4ae04p-4f));
+    p = KDAI_(fma)(p, z, KDAI_(set)(-0x1.3a435ep-3f));
+    p = KDAI_(fma)(p, z, KDAI_(set)(0x1.934b54p-3f));
+    p = KDAI_(fma)(p, z, KDAI_(set)(-0x1.ff23e6p-3f));
+    p = KDAI_(fma)(p, z, KDAI_(set)(0x1.554ddp-2f));
+    p = KDAI_(fma)(p, z, KDAI_(set)(-0x1.ffffd2p-2f));
+    KDAI_WIDE log1p_z = KDAI_(fma)(KDAI_(mul)(p, z), z, z);
+    return KDAI_(add)(KDAI_(max)(x, KDAI_(set)(0.0f)), log1p_z);
 }
 
 KDAI_KERNEL void KDAI_(to_floats)(const void *from, kda_type type, size_t n, float *to) {
