@@ -803,6 +803,24 @@ static size_t kdai_type_bytes(kda_type type) {
     return 0;
 }
 
+/* Element i of an array of a type. */
+static float kdai_element(const void *from, kda_type type, size_t i) {
+    switch (type) {
+    case KDA_F16: return kda_from_f16(((const uint16_t *)from)[i]);
+    case KDA_BF16: return kda_from_bf16(((const uint16_t *)from)[i]);
+    case KDA_F32: break;
+    }
+    return ((const float *)from)[i];
+}
+
+static void kdai_set_element(void *to, kda_type type, size_t i, float x) {
+    switch (type) {
+    case KDA_F16: ((uint16_t *)to)[i] = kda_to_f16(x); return;
+    case KDA_BF16: ((uint16_t *)to)[i] = kda_to_bf16(x); return;
+    case KDA_F32: ((float *)to)[i] = x; return;
+    }
+}
+
 /* n contiguous elements of a type to floats and back; no aliasing but of float with itself. */
 static void kdai_to_floats(const void *from, kda_type type, size_t n, float *to) {
     const uint16_t *half = (const uint16_t *)from;
@@ -1250,19 +1268,41 @@ typedef struct kdai_token {
     float a;                /* exp(A_log) */
 } kdai_token;
 
-/* One set of kernels. Rows are padded with zeros to whole lanes, n is their padded length. */
+/* A row of n elements on its way through a gate or a norm, from tensor to tensor. */
+typedef struct kdai_row {
+    size_t n;
+    const void *x, *gate; /* gate: of a gated norm */
+    void *y;              /* may be x or gate */
+    kda_type x_type, gate_type, y_type;
+} kdai_row;
+
+/* Tokens that pass through a block of channels of a convolution at once. */
+#define KDAI_CONV_TOKENS ((size_t)8)
+
+/* Channels first .. first + n - 1 of a head while tokens pass: whole lanes, whatever n is. */
+typedef struct kdai_conv_block {
+    size_t head, first, n, padded;
+    size_t width;
+    int silu;
+    float *taps; /* [width][padded] */
+    float *rows; /* [width - 1 + KDAI_CONV_TOKENS][padded]: inputs before those at hand, and these */
+    const unsigned char *x; /* the tokens at hand in the tensors, a step in bytes to the next */
+    unsigned char *y;
+    ptrdiff_t x_step, y_step;
+    kda_type x_type, y_type;
+} kdai_conv_block;
+
+/* One set of kernels. Rows of scratch are padded with zeros to whole lanes, n is their padded length. */
 typedef struct kdai_kernels {
     kda_isa isa;
     size_t panel; /* value channels that the chunked algorithm takes side by side; 0: row by row */
     void (*to_floats)(const void *from, kda_type type, size_t n, float *to);
     void (*from_floats)(const float *from, kda_type type, size_t n, void *to);
-    float (*dot)(const float *x, const float *y, size_t n);
-    void (*multiply)(const float *x, float factor, size_t n, float *y);
-    void (*gate)(const kda_desc *desc, float a, const float *bias, size_t n, float *g);
     void (*token)(const kdai_token *in, kdai_work *work, size_t i);
-    void (*gated)(const float *open, float inverse, const float *weight, size_t n, float *x);
-    void (*conv)(const float *taps, size_t width, int silu, size_t n, const float *const *rows,
-                 float *y);
+    void (*log_decay)(const kda_desc *desc, float a, const float *bias, const kdai_row *row);
+    void (*l2_norm)(float eps, const kdai_row *row);
+    void (*gated_norm)(const float *weight, float eps, const kdai_row *row);
+    void (*conv)(const kdai_conv_block *block, size_t n_tokens);
     void (*update)(const float *decay, const float *k, float u, size_t n, int in_f16, float *s);
     void (*recurrent)(const kdai_work *work, size_t n_tokens, int in_f16, void *s, size_t s_stride,
                       size_t rows);
@@ -1302,11 +1342,6 @@ static void kdai_pad(float *row, size_t n) {
     for (size_t i = n; i % KDAI_LANES != 0; i++) row[i] = 0.0f;
 }
 
-/* y = x * factor; y may be x. */
-static void kdai_multiply(const float *x, float factor, size_t n, float *y) {
-    for (size_t i = 0; i < n; i++) y[i] = x[i] * factor;
-}
-
 /* 1 / |x| from the sum of squares; eps 0 means 1e-6. */
 static float kdai_inverse_norm(float squares, float eps) {
     return 1.0f / sqrtf(squares + (eps == 0.0f ? 1e-6f : eps));
@@ -1327,11 +1362,6 @@ static float kdai_rate(const float *A_log, size_t head) {
     return kdai_exp(A_log[head] > 88.0f ? 88.0f : A_log[head]);
 }
 
-/* n raw gates to log-decays, in place. */
-static void kdai_gate_row(const kda_desc *desc, float a, const float *bias, size_t n, float *g) {
-    for (size_t i = 0; i < n; i++) g[i] = kdai_gate(desc, a, bias[i], g[i]);
-}
-
 /* A token's q and k normalised, its decay, and what the recurrent algorithm wants beside them:
  * k_seen = e k and q_seen = e q, what the state before the token is read with, and k . q. */
 static void kdai_prepare_token(const kdai_token *in, kdai_work *work, size_t i) {
@@ -1342,12 +1372,10 @@ static void kdai_prepare_token(const kdai_token *in, kdai_work *work, size_t i) 
         q_factor = kdai_inverse_norm(kdai_dot(in->q, in->q, n), in->desc->l2_eps);
         k_factor = kdai_inverse_norm(kdai_dot(in->k, in->k, n), in->desc->l2_eps);
     }
-    memcpy(decay, in->g, n * sizeof(float));
-    kdai_gate_row(in->desc, in->a, work->bias, n, decay);
     for (size_t d = 0; d < n; d++) {
         q[d] = in->q[d] * q_factor * in->scale;
         k[d] = in->k[d] * k_factor;
-        decay[d] = kdai_exp(decay[d]);
+        decay[d] = kdai_exp(kdai_gate(in->desc, in->a, work->bias[d], in->g[d]));
         work->k_seen[at + d] = decay[d] * k[d];
         work->q_seen[at + d] = decay[d] * q[d];
     }
@@ -2149,18 +2177,12 @@ KDA_API kda_result kda_state_copy(const kda_desc *desc, const void *from, void *
 }
 
 /* Element i of a state. */
-static float kdai_state_get(const kda_desc *desc, const void *state, size_t i) {
-    float x;
-    kdai_to_floats((const unsigned char *)state + i * kdai_type_bytes(desc->state_type),
-                   desc->state_type, 1, &x);
-    return x;
-}
 
 KDA_API int kda_state_is_finite(const kda_desc *desc, const void *state) {
     if (kdai_check_state(desc, state) != KDA_OK) return 0;
     size_t n = desc->n_heads * desc->dim_v * desc->dim_k;
     for (size_t i = 0; i < n; i++)
-        if (!(fabsf(kdai_state_get(desc, state, i)) < INFINITY)) return 0;
+        if (!(fabsf(kdai_element(state, desc->state_type, i)) < INFINITY)) return 0;
     return 1;
 }
 
@@ -2192,7 +2214,7 @@ KDA_API kda_result kda_state_export_kv(const kda_desc *desc, const void *state, 
     kda_result result = kdai_check_kv(desc, state, kv);
     if (result != KDA_OK) return result;
     size_t n = desc->n_heads * desc->dim_v * desc->dim_k;
-    for (size_t i = 0; i < n; i++) kv[kdai_kv_place(desc, i)] = kdai_state_get(desc, state, i);
+    for (size_t i = 0; i < n; i++) kv[kdai_kv_place(desc, i)] = kdai_element(state, desc->state_type, i);
     return KDA_OK;
 }
 
@@ -2347,42 +2369,79 @@ KDA_API kda_result kda_load(const kda_desc *desc, kda_saved *saved, const void *
 
 /* ==== 18. The parts around the operator ======================================================= */
 
-/* Rows longer than this pass through norms and gates a piece at a time, on the stack. */
-#define KDAI_PIECE ((size_t)128)
+/* A call on rows that do not depend on each other. One item of work is a head of KDAI_ITEM_TOKENS
+ * tokens, so that what depends on the head only is worked out once for them. */
+#define KDAI_ITEM_TOKENS ((size_t)8)
 
-/* A call on rows that do not depend on each other: row is token * n_heads + head. */
 typedef struct kdai_rows_call {
     const kdai_kernels *kernels;
     const kda_desc *desc; /* of a gate */
     const float *A_log, *dt_bias;
     const float *weight; /* of a gated norm */
-    size_t n_heads, dim;
+    size_t n_tokens, n_heads, dim;
     float eps;
     kda_input x, gate;
     kda_output y;
 } kdai_rows_call;
 
+static const void *kdai_input_row(kda_input x, size_t token, size_t head) {
+    ptrdiff_t at = (ptrdiff_t)token * x.token_stride + (ptrdiff_t)head * x.head_stride;
+    return (const unsigned char *)x.data + at * (ptrdiff_t)kdai_type_bytes(x.type);
+}
+
+static void *kdai_output_row_of(kda_output y, size_t token, size_t head) {
+    ptrdiff_t at = (ptrdiff_t)token * y.token_stride + (ptrdiff_t)head * y.head_stride;
+    return (unsigned char *)y.data + at * (ptrdiff_t)kdai_type_bytes(y.type);
+}
+
+/* One head of one token; x may be at another token than gate and y. */
+static kdai_row kdai_row_of(const kdai_rows_call *call, size_t head, size_t x_token,
+                            size_t token) {
+    kdai_row row;
+    row.n = call->dim;
+    row.x = kdai_input_row(call->x, x_token, head);
+    row.x_type = call->x.type;
+    row.gate = call->gate.data ? kdai_input_row(call->gate, token, head) : NULL;
+    row.gate_type = call->gate.type;
+    row.y = kdai_output_row_of(call->y, token, head);
+    row.y_type = call->y.type;
+    return row;
+}
+
 static kda_result kdai_run_rows_call(kdai_rows_call *call, size_t n_tokens, const kda_run *run,
                                      kdai_item item) {
     call->kernels = kdai_kernels_for(run);
-    kdai_parallel(run, n_tokens * call->n_heads, item, call);
+    call->n_tokens = n_tokens;
+    size_t blocks = n_tokens / KDAI_ITEM_TOKENS + (n_tokens % KDAI_ITEM_TOKENS != 0);
+    kdai_parallel(run, blocks * call->n_heads, item, call);
     return KDA_OK;
 }
 
-static void kdai_log_decay_item(void *context, size_t row, size_t worker) {
+/* The tokens of an item: from the first to before the one returned. */
+static size_t kdai_item_tokens(const kdai_rows_call *call, size_t item, size_t *first) {
+    *first = item / call->n_heads * KDAI_ITEM_TOKENS;
+    size_t left = call->n_tokens - *first;
+    return *first + (left < KDAI_ITEM_TOKENS ? left : KDAI_ITEM_TOKENS);
+}
+
+/* A row of raw gates to log-decays; a null bias is 0. */
+static void kdai_log_decay_row(const kda_desc *desc, float a, const float *bias,
+                               const kdai_row *row) {
+    for (size_t i = 0; i < row->n; i++) {
+        float raw = kdai_element(row->x, row->x_type, i);
+        kdai_set_element(row->y, row->y_type, i, kdai_gate(desc, a, bias ? bias[i] : 0.0f, raw));
+    }
+}
+
+static void kdai_log_decay_item(void *context, size_t item, size_t worker) {
     const kdai_rows_call *call = (const kdai_rows_call *)context;
-    size_t t = row / call->n_heads, head = row % call->n_heads;
-    float a = kdai_rate(call->A_log, head), x[KDAI_PIECE], bias[KDAI_PIECE];
+    size_t head = item % call->n_heads, t, end = kdai_item_tokens(call, item, &t);
+    const float *bias = call->dt_bias ? call->dt_bias + head * call->dim : NULL;
+    float a = kdai_rate(call->A_log, head);
     (void)worker;
-    for (size_t first = 0; first < call->dim; first += KDAI_PIECE) {
-        size_t n = call->dim - first < KDAI_PIECE ? call->dim - first : KDAI_PIECE;
-        memset(bias, 0, sizeof bias);
-        if (call->dt_bias)
-            memcpy(bias, call->dt_bias + head * call->dim + first, n * sizeof(float));
-        kdai_load(call->kernels, call->x, t, head, first, n, x);
-        kdai_pad(x, n);
-        call->kernels->gate(call->desc, a, bias, kdai_padded(n), x);
-        kdai_store(call->kernels, call->y, t, head, first, n, x);
+    for (; t < end; t++) {
+        kdai_row row = kdai_row_of(call, head, t, t);
+        call->kernels->log_decay(call->desc, a, bias, &row);
     }
 }
 
@@ -2413,33 +2472,29 @@ static kda_result kdai_check_norm(size_t n_tokens, size_t n_heads, size_t dim, f
     return result == KDA_OK ? kdai_check_output(y, n_tokens, n_heads, dim) : result;
 }
 
-/* Sum of squares of a row of any type, in the fixed shape: a piece is whole lanes, so the pieces of
- * a row continue each other's lanes. */
-static float kdai_squares(const kdai_kernels *kernels, kda_input x, size_t token, size_t head,
-                          size_t dim) {
-    float lane[KDAI_LANES] = {0}, piece[KDAI_PIECE];
-    for (size_t first = 0; first < dim; first += KDAI_PIECE) {
-        size_t n = dim - first < KDAI_PIECE ? dim - first : KDAI_PIECE;
-        kdai_load(kernels, x, token, head, first, n, piece);
-        kdai_pad(piece, n);
-        if (dim <= KDAI_PIECE) return kernels->dot(piece, piece, kdai_padded(n));
-        kdai_dot_lanes(piece, piece, n, lane);
+/* Sum of squares of a row, in the fixed shape. */
+static float kdai_squares(const kdai_row *row) {
+    float lane[KDAI_LANES] = {0};
+    for (size_t i = 0; i < row->n; i++) {
+        float x = kdai_element(row->x, row->x_type, i);
+        lane[i % KDAI_LANES] = fmaf(x, x, lane[i % KDAI_LANES]);
     }
     return kdai_add_lanes(lane);
 }
 
-static void kdai_l2_norm_item(void *context, size_t row, size_t worker) {
+static void kdai_l2_norm_row(float eps, const kdai_row *row) {
+    float inverse = kdai_inverse_norm(kdai_squares(row), eps);
+    for (size_t i = 0; i < row->n; i++)
+        kdai_set_element(row->y, row->y_type, i, kdai_element(row->x, row->x_type, i) * inverse);
+}
+
+static void kdai_l2_norm_item(void *context, size_t item, size_t worker) {
     const kdai_rows_call *call = (const kdai_rows_call *)context;
-    size_t t = row / call->n_heads, head = row % call->n_heads;
-    float squares = kdai_squares(call->kernels, call->x, t, head, call->dim), piece[KDAI_PIECE];
-    float inverse = kdai_inverse_norm(squares, call->eps);
+    size_t head = item % call->n_heads, t, end = kdai_item_tokens(call, item, &t);
     (void)worker;
-    for (size_t first = 0; first < call->dim; first += KDAI_PIECE) {
-        size_t n = call->dim - first < KDAI_PIECE ? call->dim - first : KDAI_PIECE;
-        kdai_load(call->kernels, call->x, t, head, first, n, piece);
-        kdai_pad(piece, n);
-        call->kernels->multiply(piece, inverse, kdai_padded(n), piece);
-        kdai_store(call->kernels, call->y, t, head, first, n, piece);
+    for (; t < end; t++) {
+        kdai_row row = kdai_row_of(call, head, t, t);
+        call->kernels->l2_norm(call->eps, &row);
     }
 }
 
@@ -2454,35 +2509,28 @@ KDA_API kda_result kda_l2_norm(size_t n_tokens, size_t n_heads, size_t dim, floa
     return kdai_run_rows_call(&call, n_tokens, run, kdai_l2_norm_item);
 }
 
-/* x sigmoid-gated and normalised: a piece, in place. */
-static void kdai_gated_row(const float *open, float inverse, const float *weight, size_t n,
-                           float *x) {
-    for (size_t i = 0; i < n; i++) x[i] = x[i] * inverse * weight[i] * kda_sigmoid(open[i]);
+/* 1 / sqrt(mean(x^2) + eps). */
+static float kdai_inverse_rms(float squares, size_t n, float eps) {
+    return 1.0f / sqrtf(squares / (float)n + eps);
 }
 
-/* One head of one token; x may be at another token than gate and y. */
-static void kdai_gated_norm_row(const kdai_rows_call *call, size_t head, size_t x_token,
-                                size_t token) {
-    const kdai_kernels *kernels = call->kernels;
-    float mean = kdai_squares(kernels, call->x, x_token, head, call->dim) / (float)call->dim;
-    float inverse = 1.0f / sqrtf(mean + call->eps);
-    float piece[KDAI_PIECE], open[KDAI_PIECE], weight[KDAI_PIECE];
-    for (size_t first = 0; first < call->dim; first += KDAI_PIECE) {
-        size_t n = call->dim - first < KDAI_PIECE ? call->dim - first : KDAI_PIECE;
-        kdai_load(kernels, call->x, x_token, head, first, n, piece);
-        kdai_load(kernels, call->gate, token, head, first, n, open);
-        memcpy(weight, call->weight + first, n * sizeof(float));
-        kdai_pad(piece, n), kdai_pad(open, n), kdai_pad(weight, n);
-        kernels->gated(open, inverse, weight, kdai_padded(n), piece);
-        kdai_store(kernels, call->y, token, head, first, n, piece);
+static void kdai_gated_norm_row(const float *weight, float eps, const kdai_row *row) {
+    float inverse = kdai_inverse_rms(kdai_squares(row), row->n, eps);
+    for (size_t i = 0; i < row->n; i++) {
+        float x = kdai_element(row->x, row->x_type, i) * inverse * weight[i];
+        float open = kda_sigmoid(kdai_element(row->gate, row->gate_type, i));
+        kdai_set_element(row->y, row->y_type, i, x * open);
     }
 }
 
-static void kdai_gated_norm_item(void *context, size_t row, size_t worker) {
+static void kdai_gated_norm_item(void *context, size_t item, size_t worker) {
     const kdai_rows_call *call = (const kdai_rows_call *)context;
-    size_t token = row / call->n_heads;
+    size_t head = item % call->n_heads, t, end = kdai_item_tokens(call, item, &t);
     (void)worker;
-    kdai_gated_norm_row(call, row % call->n_heads, token, token);
+    for (; t < end; t++) {
+        kdai_row row = kdai_row_of(call, head, t, t);
+        call->kernels->gated_norm(call->weight, call->eps, &row);
+    }
 }
 
 static kda_result kdai_check_floats(const float *x) {
@@ -2543,13 +2591,20 @@ KDA_API size_t kda_conv_journal_bytes(const kda_conv_desc *desc, size_t n_tokens
     return kdai_journal_bytes(n_tokens, desc->channels);
 }
 
-/* n channels of one token: taps [width][n] over as many rows of inputs, oldest first. */
-static void kdai_conv_taps(const float *taps, size_t width, int silu, size_t n,
-                           const float *const *rows, float *y) {
-    for (size_t c = 0; c < n; c++) {
-        float sum = 0.0f;
-        for (size_t i = 0; i < width; i++) sum = fmaf(taps[i * n + c], rows[i][c], sum);
-        y[c] = silu ? sum * kda_sigmoid(sum) : sum;
+/* The next n tokens of a block. */
+static void kdai_conv_rows(const kdai_conv_block *block, size_t n_tokens) {
+    size_t past = block->width - 1;
+    for (size_t t = 0; t < n_tokens; t++) {
+        const float *rows = block->rows + t * block->padded;
+        const unsigned char *x = block->x + (ptrdiff_t)t * block->x_step;
+        unsigned char *y = block->y + (ptrdiff_t)t * block->y_step;
+        kdai_to_floats(x, block->x_type, block->n, block->rows + (t + past) * block->padded);
+        for (size_t c = 0; c < block->n; c++) {
+            float sum = 0.0f;
+            for (size_t i = 0; i <= past; i++)
+                sum = fmaf(block->taps[i * block->padded + c], rows[i * block->padded + c], sum);
+            kdai_set_element(y, block->y_type, c, block->silu ? sum * kda_sigmoid(sum) : sum);
+        }
     }
 }
 
@@ -2579,35 +2634,36 @@ static void kdai_conv_move_on(const kda_conv_desc *desc, const float *window, si
     }
 }
 
+/* Channels of a block. */
+#define KDAI_CONV_CHANNELS ((size_t)128)
+
 static size_t kdai_conv_blocks(const kdai_conv_call *conv) {
-    size_t blocks_per_head = (conv->dim + KDAI_PIECE - 1) / KDAI_PIECE;
+    size_t blocks_per_head = (conv->dim + KDAI_CONV_CHANNELS - 1) / KDAI_CONV_CHANNELS;
     return conv->desc->channels / conv->dim * blocks_per_head;
 }
 
-/* A block of channels while a span's tokens pass: whole lanes, whatever their number n. The last
- * inputs go round in a ring of `width` rows, so that nothing moves from token to token. */
-typedef struct kdai_conv_block {
-    size_t head, first, n, padded;
-    float *taps;                           /* [width][padded] */
-    float *rows[KDA_CONV_MAX_WIDTH];       /* [padded] each, oldest first; the last for the token */
-    const float *seen[KDA_CONV_MAX_WIDTH]; /* the same, to read */
-} kdai_conv_block;
-
-/* Scratch of one worker: the taps and the ring of a block. */
+/* Scratch of one worker: the taps and the rows of a block. */
 static size_t kdai_conv_each(size_t width) {
-    return 2 * width * KDAI_PIECE * sizeof(float);
+    return (2 * width - 1 + KDAI_CONV_TOKENS) * KDAI_CONV_CHANNELS * sizeof(float);
 }
 
 static void kdai_conv_open(const kdai_conv_call *call, size_t index, size_t worker,
                            kdai_conv_block *block) {
-    size_t per_head = (call->dim + KDAI_PIECE - 1) / KDAI_PIECE, width = call->desc->width, c = 0;
+    size_t per_head = (call->dim + KDAI_CONV_CHANNELS - 1) / KDAI_CONV_CHANNELS;
+    size_t width = call->desc->width, c = 0;
     block->head = index / per_head;
-    block->first = index % per_head * KDAI_PIECE;
-    block->n = call->dim - block->first < KDAI_PIECE ? call->dim - block->first : KDAI_PIECE;
+    block->first = index % per_head * KDAI_CONV_CHANNELS;
+    block->n = call->dim - block->first;
+    if (block->n > KDAI_CONV_CHANNELS) block->n = KDAI_CONV_CHANNELS;
     block->padded = kdai_padded(block->n);
+    block->width = width;
+    block->silu = call->desc->activation == KDA_ACTIVATION_SILU;
+    block->x_type = call->x.type, block->y_type = call->y.type;
+    block->x_step = call->x.token_stride * (ptrdiff_t)kdai_type_bytes(call->x.type);
+    block->y_step = call->y.token_stride * (ptrdiff_t)kdai_type_bytes(call->y.type);
     block->taps = (float *)(void *)(call->batch.memory + worker * call->batch.each);
-    memset(block->taps, 0, 2 * width * block->padded * sizeof(float));
-    for (size_t i = 0; i < width; i++) block->rows[i] = block->taps + (width + i) * block->padded;
+    block->rows = block->taps + width * block->padded;
+    memset(block->taps, 0, (2 * width - 1) * block->padded * sizeof(float));
     const float *weight = call->weight + (block->head * call->dim + block->first) * width;
     for (; width == 4 && block->n - c >= 4; c += 4)
         kdai_transpose4(weight + c * 4, 4, 4, block->taps + c, block->padded);
@@ -2616,45 +2672,44 @@ static void kdai_conv_open(const kdai_conv_call *call, size_t index, size_t work
             block->taps[i * block->padded + c] = weight[c * width + i];
 }
 
-/* One token: its input into the ring, and the ring on by one. */
-static void kdai_conv_token(const kdai_conv_call *call, kdai_conv_block *block, size_t token) {
-    size_t width = call->desc->width;
-    float *x = block->rows[width - 1], spare[KDAI_PIECE], *y = spare;
-    kda_output out = call->y;
-    if (out.type == KDA_F32 && block->n == block->padded)
-        y = (float *)out.data + (ptrdiff_t)token * out.token_stride +
-            (ptrdiff_t)block->head * out.head_stride + (ptrdiff_t)block->first;
-    kdai_load(call->kernels, call->x, token, block->head, block->first, block->n, x);
-    for (size_t i = 0; i < width; i++) block->seen[i] = block->rows[i];
-    call->kernels->conv(block->taps, width, call->desc->activation == KDA_ACTIVATION_SILU,
-                        block->padded, block->seen, y);
-    if (y == spare)
-        kdai_store(call->kernels, out, token, block->head, block->first, block->n, y);
-    float *oldest = block->rows[0];
-    for (size_t i = 0; i + 1 < width; i++) block->rows[i] = block->rows[i + 1];
-    block->rows[width - 1] = oldest;
+/* The next n tokens, from the call's row `token` on, and the rows on by as many. */
+static void kdai_conv_pass(const kdai_conv_call *call, kdai_conv_block *block, size_t token,
+                           size_t n, float *journal) {
+    size_t past = block->width - 1, bytes = block->n * sizeof(float);
+    ptrdiff_t first = (ptrdiff_t)block->first;
+    block->x = (const unsigned char *)kdai_input_row(call->x, token, block->head) +
+               first * (ptrdiff_t)kdai_type_bytes(block->x_type);
+    block->y = (unsigned char *)kdai_output_row_of(call->y, token, block->head) +
+               first * (ptrdiff_t)kdai_type_bytes(block->y_type);
+    call->kernels->conv(block, n);
+    for (size_t t = 0; journal && t < n; t++)
+        memcpy(journal + t * call->desc->channels, block->rows + (past + t) * block->padded, bytes);
+    memmove(block->rows, block->rows + n * block->padded, past * block->padded * sizeof(float));
 }
 
 static void kdai_conv_item(void *context, size_t item, size_t worker) {
     const kdai_conv_call *call = (const kdai_conv_call *)context;
     const kda_conv_desc *desc = call->desc;
-    size_t blocks = kdai_conv_blocks(call), past = desc->width - 1;
+    size_t blocks = kdai_conv_blocks(call), past = desc->width - 1, n = KDAI_CONV_TOKENS;
     const kdai_span *span = &call->spans[item / blocks];
     kdai_conv_block block;
     kdai_conv_open(call, item % blocks, worker, &block);
-    size_t channel = block.head * call->dim + block.first, bytes = block.n * sizeof(float);
+    size_t channel = block.head * call->dim + block.first;
     float *window = kdai_conv_window(call, span, channel);
     float *inputs = call->verify ? kdai_conv_journal(call, span) + channel : NULL;
     /* On a copy, moved on to where an earlier span of the sequence ended. */
     kdai_conv_move_on(desc, window, desc->channels, inputs, call->verify ? span->done : 0, block.n,
-                      block.rows[0], block.padded);
-    for (size_t t = 0; t < span->n_tokens; t++) {
-        const float *x = block.rows[past];
-        kdai_conv_token(call, &block, span->token + t);
-        if (inputs) memcpy(inputs + (span->done + t) * desc->channels, x, bytes);
+                      block.rows, block.padded);
+    for (size_t t = 0; t < span->n_tokens; t += n) {
+        if (n > span->n_tokens - t) n = span->n_tokens - t;
+        for (size_t i = t + n; i < t + 2 * n && i < span->n_tokens; i++)
+            kdai_prefetch_row(call->x, span->token + i, block.head, block.first, block.n);
+        kdai_conv_pass(call, &block, span->token + t, n,
+                       inputs ? inputs + (span->done + t) * desc->channels : NULL);
     }
     for (size_t i = 0; !call->verify && i < past; i++)
-        memcpy(window + i * desc->channels, block.rows[i], bytes);
+        memcpy(window + i * desc->channels, block.rows + i * block.padded,
+               block.n * sizeof(float));
 }
 
 static size_t kdai_carve_conv(const kda_conv_desc *desc, size_t n_seqs, const kda_run *run,
@@ -2954,8 +3009,10 @@ static void kdai_layer_norm_item(void *context, size_t item, size_t worker) {
     norm.n_heads = op->n_heads, norm.dim = op->dim_v, norm.eps = call->layer->norm_eps;
     norm.x = kdai_reading(kdai_layer_rows(call, KDAI_V));
     norm.gate = call->args->gate, norm.y = call->args->o;
-    for (size_t t = piece->token; t < piece->token + piece->n_tokens; t++)
-        kdai_gated_norm_row(&norm, item % op->n_heads, t, call->first + t);
+    for (size_t t = piece->token; t < piece->token + piece->n_tokens; t++) {
+        kdai_row row = kdai_row_of(&norm, item % op->n_heads, t, call->first + t);
+        call->kernels->gated_norm(norm.weight, norm.eps, &row);
+    }
 }
 
 /* Where in the list of spans the next block begins. */
@@ -3628,9 +3685,13 @@ static void kdai_transpose4(const float *from, size_t from_stride, size_t n, flo
 #endif
 
 static const kdai_kernels kdai_kernels_scalar = {
-    KDA_ISA_SCALAR,  0,             kdai_to_floats, kdai_from_floats, kdai_dot,
-    kdai_multiply,   kdai_gate_row, kdai_prepare_token, kdai_gated_row, kdai_conv_taps,
-    kdai_update_row, kdai_recurrent, kdai_chunk_prepare, kdai_chunk_row,
+    KDA_ISA_SCALAR,      0,
+    kdai_to_floats,      kdai_from_floats,
+    kdai_prepare_token,  kdai_log_decay_row,
+    kdai_l2_norm_row,    kdai_gated_norm_row,
+    kdai_conv_rows,      kdai_update_row,
+    kdai_recurrent,      kdai_chunk_prepare,
+    kdai_chunk_row,
 };
 
 /* The sets that this machine has, best first. */
@@ -3783,10 +3844,31 @@ KDAI_KERNEL float KDAI_(dot)(const float *x, const float *y, size_t n) {
     return sums[0];
 }
 
-KDAI_KERNEL void KDAI_(multiply)(const float *x, float factor, size_t n, float *y) {
-    KDAI_WIDE wide = KDAI_(set)(factor);
-    for (size_t i = 0; i < n; i += KDAI_LANES)
-        KDAI_(write)(y + i, KDAI_(mul)(KDAI_(read)(x + i), wide));
+/* Elements i .. i + KDAI_LANES - 1 of a row of n of any type; past its end zeros are read and
+ * nothing is written. */
+KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(load)(const void *from, kda_type type, size_t i, size_t n) {
+    if (n - i < KDAI_LANES) {
+        float some[KDAI_LANES] = {0};
+        for (size_t l = 0; l < n - i; l++) some[l] = kdai_element(from, type, i + l);
+        return KDAI_(read)(some);
+    }
+    if (type == KDA_F32) return KDAI_(read)((const float *)from + i);
+    if (type == KDA_F16) return KDAI_(read_f16)((const uint16_t *)from + i);
+    return KDAI_(read_bf16)((const uint16_t *)from + i);
+}
+
+KDAI_KERNEL_INLINE void KDAI_(store)(void *to, kda_type type, size_t i, size_t n, KDAI_WIDE x) {
+    if (n - i < KDAI_LANES) {
+        float some[KDAI_LANES];
+        KDAI_(write)(some, x);
+        for (size_t l = 0; l < n - i; l++) kdai_set_element(to, type, i + l, some[l]);
+    } else if (type == KDA_F32) {
+        KDAI_(write)((float *)to + i, x);
+    } else if (type == KDA_F16) {
+        KDAI_(write_f16)((uint16_t *)to + i, x);
+    } else {
+        KDAI_(write_bf16)((uint16_t *)to + i, x);
+    }
 }
 
 /* kdai_gate. */
@@ -3799,11 +3881,43 @@ KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(log_decay)(const kda_desc *desc, KDAI_WIDE a,
     return KDAI_(mul)(KDAI_(set)(desc->lower_bound), KDAI_(sigmoid)(KDAI_(mul)(a, x)));
 }
 
-KDAI_KERNEL void KDAI_(gate)(const kda_desc *desc, float a, const float *bias, size_t n, float *g) {
-    KDAI_WIDE wide = KDAI_(set)(a);
-    for (size_t i = 0; i < n; i += KDAI_LANES)
-        KDAI_(write)
-        (g + i, KDAI_(log_decay)(desc, wide, KDAI_(read)(bias + i), KDAI_(read)(g + i)));
+KDAI_KERNEL void KDAI_(log_decay_row)(const kda_desc *desc, float a, const float *bias,
+                                      const kdai_row *row) {
+    KDAI_WIDE wide = KDAI_(set)(a), b = KDAI_(set)(0.0f);
+    for (size_t i = 0; i < row->n; i += KDAI_LANES) {
+        KDAI_WIDE x = KDAI_(load)(row->x, row->x_type, i, row->n);
+        if (bias) b = KDAI_(load)(bias, KDA_F32, i, row->n);
+        KDAI_(store)(row->y, row->y_type, i, row->n, KDAI_(log_decay)(desc, wide, b, x));
+    }
+}
+
+KDAI_KERNEL_INLINE float KDAI_(squares)(const kdai_row *row) {
+    KDAI_WIDE sum = KDAI_(set)(0.0f);
+    float sums[4];
+    for (size_t i = 0; i < row->n; i += KDAI_LANES) {
+        KDAI_WIDE x = KDAI_(load)(row->x, row->x_type, i, row->n);
+        sum = KDAI_(fma)(x, x, sum);
+    }
+    KDAI_(sum4)(sum, sum, sum, sum, sums);
+    return sums[0];
+}
+
+KDAI_KERNEL void KDAI_(l2_norm_row)(float eps, const kdai_row *row) {
+    KDAI_WIDE inverse = KDAI_(set)(kdai_inverse_norm(KDAI_(squares)(row), eps));
+    for (size_t i = 0; i < row->n; i += KDAI_LANES) {
+        KDAI_WIDE x = KDAI_(load)(row->x, row->x_type, i, row->n);
+        KDAI_(store)(row->y, row->y_type, i, row->n, KDAI_(mul)(x, inverse));
+    }
+}
+
+KDAI_KERNEL void KDAI_(gated_norm_row)(const float *weight, float eps, const kdai_row *row) {
+    KDAI_WIDE inverse = KDAI_(set)(kdai_inverse_rms(KDAI_(squares)(row), row->n, eps));
+    for (size_t i = 0; i < row->n; i += KDAI_LANES) {
+        KDAI_WIDE open = KDAI_(sigmoid)(KDAI_(load)(row->gate, row->gate_type, i, row->n));
+        KDAI_WIDE x = KDAI_(mul)(KDAI_(load)(row->x, row->x_type, i, row->n), inverse);
+        x = KDAI_(mul)(x, KDAI_(load)(weight, KDA_F32, i, row->n));
+        KDAI_(store)(row->y, row->y_type, i, row->n, KDAI_(mul)(x, open));
+    }
 }
 
 /* kdai_prepare_token. */
@@ -3840,25 +3954,33 @@ KDAI_KERNEL void KDAI_(token)(const kdai_token *in, kdai_work *work, size_t i) {
     work->kq[i] = sums[0];
 }
 
-KDAI_KERNEL void KDAI_(gated)(const float *open, float inverse, const float *weight, size_t n,
-                              float *x) {
-    KDAI_WIDE wide = KDAI_(set)(inverse);
-    for (size_t i = 0; i < n; i += KDAI_LANES) {
-        KDAI_WIDE y = KDAI_(mul)(KDAI_(mul)(KDAI_(read)(x + i), wide), KDAI_(read)(weight + i));
-        KDAI_(write)(x + i, KDAI_(mul)(y, KDAI_(sigmoid)(KDAI_(read)(open + i))));
+/* kdai_conv_rows; width is a constant where this is inlined for the usual one. */
+KDAI_KERNEL_INLINE void KDAI_(conv_tokens)(const kdai_conv_block *block, size_t width,
+                                           size_t n_tokens) {
+    size_t past = width - 1, stride = block->padded;
+    for (size_t t = 0; t < n_tokens; t++) {
+        const unsigned char *from = block->x + (ptrdiff_t)t * block->x_step;
+        unsigned char *to = block->y + (ptrdiff_t)t * block->y_step;
+        for (size_t c = 0; c < block->n; c += KDAI_LANES) {
+            const float *taps = block->taps + c;
+            float *rows = block->rows + t * stride + c;
+            KDAI_WIDE x = KDAI_(load)(from, block->x_type, c, block->n), sum = KDAI_(set)(0.0f);
+            KDAI_(write)(rows + past * stride, x);
+            for (size_t i = 0; i < past; i++)
+                sum = KDAI_(fma)(KDAI_(read)(taps + i * stride), KDAI_(read)(rows + i * stride),
+                                 sum);
+            sum = KDAI_(fma)(KDAI_(read)(taps + past * stride), x, sum);
+            if (block->silu) sum = KDAI_(mul)(sum, KDAI_(sigmoid)(sum));
+            KDAI_(store)(to, block->y_type, c, block->n, sum);
+        }
     }
 }
 
-/* kdai_conv_taps. */
-KDAI_KERNEL void KDAI_(conv)(const float *taps, size_t width, int silu, size_t n,
-                             const float *const *rows, float *y) {
-    for (size_t c = 0; c < n; c += KDAI_LANES) {
-        KDAI_WIDE sum = KDAI_(set)(0.0f);
-        for (size_t i = 0; i < width; i++)
-            sum = KDAI_(fma)(KDAI_(read)(taps + i * n + c), KDAI_(read)(rows[i] + c), sum);
-        if (silu) sum = KDAI_(mul)(sum, KDAI_(sigmoid)(sum));
-        KDAI_(write)(y + c, sum);
-    }
+KDAI_KERNEL void KDAI_(conv_rows)(const kdai_conv_block *block, size_t n_tokens) {
+    if (block->width == 4)
+        KDAI_(conv_tokens)(block, 4, n_tokens);
+    else
+        KDAI_(conv_tokens)(block, block->width, n_tokens);
 }
 
 /* A wide value of a state row of float or f16. in_f16 is a constant wherever these are inlined. */
@@ -4175,9 +4297,19 @@ KDAI_KERNEL void KDAI_(panel)(const kdai_work *work, size_t n_tokens, int in_f16
 }
 
 static const kdai_kernels KDAI_(kernels) = {
-    KDAI_ISA, KDAI_PANEL, KDAI_(to_floats), KDAI_(from_floats), KDAI_(dot), KDAI_(multiply),
-    KDAI_(gate), KDAI_(token), KDAI_(gated), KDAI_(conv), KDAI_(update), KDAI_(recurrent),
-    KDAI_(chunk_prepare), KDAI_(panel),
+    KDAI_ISA,
+    KDAI_PANEL,
+    KDAI_(to_floats),
+    KDAI_(from_floats),
+    KDAI_(token),
+    KDAI_(log_decay_row),
+    KDAI_(l2_norm_row),
+    KDAI_(gated_norm_row),
+    KDAI_(conv_rows),
+    KDAI_(update),
+    KDAI_(recurrent),
+    KDAI_(chunk_prepare),
+    KDAI_(panel),
 };
 
 #undef KDAI_JOIN_
