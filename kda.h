@@ -1268,16 +1268,19 @@ typedef struct kdai_token {
     float a;                /* exp(A_log) */
 } kdai_token;
 
-/* A row of n elements on its way through a gate or a norm, from tensor to tensor. */
-typedef struct kdai_row {
-    size_t n;
-    const void *x, *gate; /* gate: of a gated norm */
-    void *y;              /* may be x or gate */
+/* Rows of n elements of one head on their way through a gate or a norm, from tensor to tensor: one
+ * for each token, a step in bytes apart. */
+#define KDAI_ROW_TOKENS ((size_t)8)
+typedef struct kdai_rows {
+    size_t n, n_rows; /* n_rows: at most KDAI_ROW_TOKENS */
+    const unsigned char *x, *gate; /* gate: of a gated norm */
+    unsigned char *y;              /* may be x or gate */
+    ptrdiff_t x_step, gate_step, y_step;
     kda_type x_type, gate_type, y_type;
-} kdai_row;
+} kdai_rows;
 
 /* Tokens that pass through a block of channels of a convolution at once. */
-#define KDAI_CONV_TOKENS ((size_t)8)
+#define KDAI_CONV_TOKENS ((size_t)16)
 
 /* Channels first .. first + n - 1 of a head while tokens pass: whole lanes, whatever n is. */
 typedef struct kdai_conv_block {
@@ -1286,7 +1289,8 @@ typedef struct kdai_conv_block {
     int silu;
     float *taps; /* [width][padded] */
     float *rows; /* [width - 1 + KDAI_CONV_TOKENS][padded]: inputs before those at hand, and these */
-    const unsigned char *x; /* the tokens at hand in the tensors, a step in bytes to the next */
+    float *sums; /* [KDAI_CONV_TOKENS][padded] */
+    const unsigned char *x; /* the tokens at hand in the tensors, a step in bytes apart */
     unsigned char *y;
     ptrdiff_t x_step, y_step;
     kda_type x_type, y_type;
@@ -1299,9 +1303,9 @@ typedef struct kdai_kernels {
     void (*to_floats)(const void *from, kda_type type, size_t n, float *to);
     void (*from_floats)(const float *from, kda_type type, size_t n, void *to);
     void (*token)(const kdai_token *in, kdai_work *work, size_t i);
-    void (*log_decay)(const kda_desc *desc, float a, const float *bias, const kdai_row *row);
-    void (*l2_norm)(float eps, const kdai_row *row);
-    void (*gated_norm)(const float *weight, float eps, const kdai_row *row);
+    void (*log_decay)(const kda_desc *desc, float a, const float *bias, const kdai_rows *rows);
+    void (*l2_norm)(float eps, const kdai_rows *rows);
+    void (*gated_norm)(const float *weight, float eps, const kdai_rows *rows);
     void (*conv)(const kdai_conv_block *block, size_t n_tokens);
     void (*update)(const float *decay, const float *k, float u, size_t n, int in_f16, float *s);
     void (*recurrent)(const kdai_work *work, size_t n_tokens, int in_f16, void *s, size_t s_stride,
@@ -2369,9 +2373,8 @@ KDA_API kda_result kda_load(const kda_desc *desc, kda_saved *saved, const void *
 
 /* ==== 18. The parts around the operator ======================================================= */
 
-/* A call on rows that do not depend on each other. One item of work is a head of KDAI_ITEM_TOKENS
+/* A call on rows that do not depend on each other. One item of work is a head of KDAI_ROW_TOKENS
  * tokens, so that what depends on the head only is worked out once for them. */
-#define KDAI_ITEM_TOKENS ((size_t)8)
 
 typedef struct kdai_rows_call {
     const kdai_kernels *kernels;
@@ -2384,65 +2387,78 @@ typedef struct kdai_rows_call {
     kda_output y;
 } kdai_rows_call;
 
-static const void *kdai_input_row(kda_input x, size_t token, size_t head) {
+static const unsigned char *kdai_input_row(kda_input x, size_t token, size_t head) {
     ptrdiff_t at = (ptrdiff_t)token * x.token_stride + (ptrdiff_t)head * x.head_stride;
     return (const unsigned char *)x.data + at * (ptrdiff_t)kdai_type_bytes(x.type);
 }
 
-static void *kdai_output_row_of(kda_output y, size_t token, size_t head) {
+static unsigned char *kdai_output_row_of(kda_output y, size_t token, size_t head) {
     ptrdiff_t at = (ptrdiff_t)token * y.token_stride + (ptrdiff_t)head * y.head_stride;
     return (unsigned char *)y.data + at * (ptrdiff_t)kdai_type_bytes(y.type);
 }
 
-/* One head of one token; x may be at another token than gate and y. */
-static kdai_row kdai_row_of(const kdai_rows_call *call, size_t head, size_t x_token,
-                            size_t token) {
-    kdai_row row;
-    row.n = call->dim;
-    row.x = kdai_input_row(call->x, x_token, head);
-    row.x_type = call->x.type;
-    row.gate = call->gate.data ? kdai_input_row(call->gate, token, head) : NULL;
-    row.gate_type = call->gate.type;
-    row.y = kdai_output_row_of(call->y, token, head);
-    row.y_type = call->y.type;
-    return row;
+/* n_rows tokens of one head; x may be at other tokens than gate and y. */
+static kdai_rows kdai_rows_of(const kdai_rows_call *call, size_t head, size_t x_token, size_t token,
+                              size_t n_rows) {
+    kdai_rows rows;
+    memset(&rows, 0, sizeof rows);
+    rows.n = call->dim, rows.n_rows = n_rows;
+    rows.x = kdai_input_row(call->x, x_token, head);
+    rows.x_type = call->x.type;
+    rows.x_step = call->x.token_stride * (ptrdiff_t)kdai_type_bytes(call->x.type);
+    rows.y = kdai_output_row_of(call->y, token, head);
+    rows.y_type = call->y.type;
+    rows.y_step = call->y.token_stride * (ptrdiff_t)kdai_type_bytes(call->y.type);
+    if (!call->weight) return rows;
+    rows.gate = kdai_input_row(call->gate, token, head);
+    rows.gate_type = call->gate.type;
+    rows.gate_step = call->gate.token_stride * (ptrdiff_t)kdai_type_bytes(call->gate.type);
+    return rows;
 }
 
 static kda_result kdai_run_rows_call(kdai_rows_call *call, size_t n_tokens, const kda_run *run,
                                      kdai_item item) {
     call->kernels = kdai_kernels_for(run);
     call->n_tokens = n_tokens;
-    size_t blocks = n_tokens / KDAI_ITEM_TOKENS + (n_tokens % KDAI_ITEM_TOKENS != 0);
+    size_t blocks = n_tokens / KDAI_ROW_TOKENS + (n_tokens % KDAI_ROW_TOKENS != 0);
     kdai_parallel(run, blocks * call->n_heads, item, call);
     return KDA_OK;
 }
 
-/* The tokens of an item: from the first to before the one returned. */
-static size_t kdai_item_tokens(const kdai_rows_call *call, size_t item, size_t *first) {
-    *first = item / call->n_heads * KDAI_ITEM_TOKENS;
-    size_t left = call->n_tokens - *first;
-    return *first + (left < KDAI_ITEM_TOKENS ? left : KDAI_ITEM_TOKENS);
+/* The rows of an item, and its head. */
+static kdai_rows kdai_rows_of_item(const kdai_rows_call *call, size_t item, size_t *head) {
+    size_t first = item / call->n_heads * KDAI_ROW_TOKENS, left = call->n_tokens - first;
+    *head = item % call->n_heads;
+    return kdai_rows_of(call, *head, first, first,
+                        left < KDAI_ROW_TOKENS ? left : KDAI_ROW_TOKENS);
 }
 
-/* A row of raw gates to log-decays; a null bias is 0. */
-static void kdai_log_decay_row(const kda_desc *desc, float a, const float *bias,
-                               const kdai_row *row) {
-    for (size_t i = 0; i < row->n; i++) {
-        float raw = kdai_element(row->x, row->x_type, i);
-        kdai_set_element(row->y, row->y_type, i, kdai_gate(desc, a, bias ? bias[i] : 0.0f, raw));
-    }
+static float kdai_row_element(const unsigned char *x, ptrdiff_t step, kda_type type, size_t row,
+                              size_t i) {
+    return kdai_element(x + (ptrdiff_t)row * step, type, i);
+}
+
+static void kdai_set_row_element(const kdai_rows *rows, size_t row, size_t i, float y) {
+    kdai_set_element(rows->y + (ptrdiff_t)row * rows->y_step, rows->y_type, i, y);
+}
+
+/* Raw gates to log-decays; a null bias is 0. */
+static void kdai_log_decay_rows(const kda_desc *desc, float a, const float *bias,
+                                const kdai_rows *rows) {
+    for (size_t r = 0; r < rows->n_rows; r++)
+        for (size_t i = 0; i < rows->n; i++) {
+            float raw = kdai_row_element(rows->x, rows->x_step, rows->x_type, r, i);
+            kdai_set_row_element(rows, r, i, kdai_gate(desc, a, bias ? bias[i] : 0.0f, raw));
+        }
 }
 
 static void kdai_log_decay_item(void *context, size_t item, size_t worker) {
     const kdai_rows_call *call = (const kdai_rows_call *)context;
-    size_t head = item % call->n_heads, t, end = kdai_item_tokens(call, item, &t);
-    const float *bias = call->dt_bias ? call->dt_bias + head * call->dim : NULL;
-    float a = kdai_rate(call->A_log, head);
+    size_t head;
+    kdai_rows rows = kdai_rows_of_item(call, item, &head);
     (void)worker;
-    for (; t < end; t++) {
-        kdai_row row = kdai_row_of(call, head, t, t);
-        call->kernels->log_decay(call->desc, a, bias, &row);
-    }
+    call->kernels->log_decay(call->desc, kdai_rate(call->A_log, head),
+                             call->dt_bias ? call->dt_bias + head * call->dim : NULL, &rows);
 }
 
 KDA_API kda_result kda_log_decay(const kda_desc *desc, size_t n_tokens, kda_input raw,
@@ -2473,29 +2489,31 @@ static kda_result kdai_check_norm(size_t n_tokens, size_t n_heads, size_t dim, f
 }
 
 /* Sum of squares of a row, in the fixed shape. */
-static float kdai_squares(const kdai_row *row) {
+static float kdai_squares(const kdai_rows *rows, size_t row) {
     float lane[KDAI_LANES] = {0};
-    for (size_t i = 0; i < row->n; i++) {
-        float x = kdai_element(row->x, row->x_type, i);
+    for (size_t i = 0; i < rows->n; i++) {
+        float x = kdai_row_element(rows->x, rows->x_step, rows->x_type, row, i);
         lane[i % KDAI_LANES] = fmaf(x, x, lane[i % KDAI_LANES]);
     }
     return kdai_add_lanes(lane);
 }
 
-static void kdai_l2_norm_row(float eps, const kdai_row *row) {
-    float inverse = kdai_inverse_norm(kdai_squares(row), eps);
-    for (size_t i = 0; i < row->n; i++)
-        kdai_set_element(row->y, row->y_type, i, kdai_element(row->x, row->x_type, i) * inverse);
+static void kdai_l2_norm_rows(float eps, const kdai_rows *rows) {
+    for (size_t r = 0; r < rows->n_rows; r++) {
+        float inverse = kdai_inverse_norm(kdai_squares(rows, r), eps);
+        for (size_t i = 0; i < rows->n; i++) {
+            float x = kdai_row_element(rows->x, rows->x_step, rows->x_type, r, i);
+            kdai_set_row_element(rows, r, i, x * inverse);
+        }
+    }
 }
 
 static void kdai_l2_norm_item(void *context, size_t item, size_t worker) {
     const kdai_rows_call *call = (const kdai_rows_call *)context;
-    size_t head = item % call->n_heads, t, end = kdai_item_tokens(call, item, &t);
+    size_t head;
+    kdai_rows rows = kdai_rows_of_item(call, item, &head);
     (void)worker;
-    for (; t < end; t++) {
-        kdai_row row = kdai_row_of(call, head, t, t);
-        call->kernels->l2_norm(call->eps, &row);
-    }
+    call->kernels->l2_norm(call->eps, &rows);
 }
 
 KDA_API kda_result kda_l2_norm(size_t n_tokens, size_t n_heads, size_t dim, float eps, kda_input x,
@@ -2514,23 +2532,23 @@ static float kdai_inverse_rms(float squares, size_t n, float eps) {
     return 1.0f / sqrtf(squares / (float)n + eps);
 }
 
-static void kdai_gated_norm_row(const float *weight, float eps, const kdai_row *row) {
-    float inverse = kdai_inverse_rms(kdai_squares(row), row->n, eps);
-    for (size_t i = 0; i < row->n; i++) {
-        float x = kdai_element(row->x, row->x_type, i) * inverse * weight[i];
-        float open = kda_sigmoid(kdai_element(row->gate, row->gate_type, i));
-        kdai_set_element(row->y, row->y_type, i, x * open);
+static void kdai_gated_norm_rows(const float *weight, float eps, const kdai_rows *rows) {
+    for (size_t r = 0; r < rows->n_rows; r++) {
+        float inverse = kdai_inverse_rms(kdai_squares(rows, r), rows->n, eps);
+        for (size_t i = 0; i < rows->n; i++) {
+            float x = kdai_row_element(rows->x, rows->x_step, rows->x_type, r, i);
+            float gate = kdai_row_element(rows->gate, rows->gate_step, rows->gate_type, r, i);
+            kdai_set_row_element(rows, r, i, x * inverse * weight[i] * kda_sigmoid(gate));
+        }
     }
 }
 
 static void kdai_gated_norm_item(void *context, size_t item, size_t worker) {
     const kdai_rows_call *call = (const kdai_rows_call *)context;
-    size_t head = item % call->n_heads, t, end = kdai_item_tokens(call, item, &t);
+    size_t head;
+    kdai_rows rows = kdai_rows_of_item(call, item, &head);
     (void)worker;
-    for (; t < end; t++) {
-        kdai_row row = kdai_row_of(call, head, t, t);
-        call->kernels->gated_norm(call->weight, call->eps, &row);
-    }
+    call->kernels->gated_norm(call->weight, call->eps, &rows);
 }
 
 static kda_result kdai_check_floats(const float *x) {
@@ -2591,19 +2609,19 @@ KDA_API size_t kda_conv_journal_bytes(const kda_conv_desc *desc, size_t n_tokens
     return kdai_journal_bytes(n_tokens, desc->channels);
 }
 
-/* The next n tokens of a block. */
+/* The next n tokens of a block: inputs into its rows, and outputs. */
 static void kdai_conv_rows(const kdai_conv_block *block, size_t n_tokens) {
-    size_t past = block->width - 1;
+    size_t stride = block->padded;
     for (size_t t = 0; t < n_tokens; t++) {
-        const float *rows = block->rows + t * block->padded;
-        const unsigned char *x = block->x + (ptrdiff_t)t * block->x_step;
-        unsigned char *y = block->y + (ptrdiff_t)t * block->y_step;
-        kdai_to_floats(x, block->x_type, block->n, block->rows + (t + past) * block->padded);
+        float *last = block->rows + (block->width - 1 + t) * stride;
+        const float *rows = block->rows + t * stride;
+        kdai_to_floats(block->x + (ptrdiff_t)t * block->x_step, block->x_type, block->n, last);
         for (size_t c = 0; c < block->n; c++) {
             float sum = 0.0f;
-            for (size_t i = 0; i <= past; i++)
-                sum = fmaf(block->taps[i * block->padded + c], rows[i * block->padded + c], sum);
-            kdai_set_element(y, block->y_type, c, block->silu ? sum * kda_sigmoid(sum) : sum);
+            for (size_t i = 0; i < block->width; i++)
+                sum = fmaf(block->taps[i * stride + c], rows[i * stride + c], sum);
+            kdai_set_element(block->y + (ptrdiff_t)t * block->y_step, block->y_type, c,
+                             block->silu ? sum * kda_sigmoid(sum) : sum);
         }
     }
 }
@@ -2642,9 +2660,9 @@ static size_t kdai_conv_blocks(const kdai_conv_call *conv) {
     return conv->desc->channels / conv->dim * blocks_per_head;
 }
 
-/* Scratch of one worker: the taps and the rows of a block. */
+/* Scratch of one worker: taps, rows and sums of a block. */
 static size_t kdai_conv_each(size_t width) {
-    return (2 * width - 1 + KDAI_CONV_TOKENS) * KDAI_CONV_CHANNELS * sizeof(float);
+    return (2 * width - 1 + 2 * KDAI_CONV_TOKENS) * KDAI_CONV_CHANNELS * sizeof(float);
 }
 
 static void kdai_conv_open(const kdai_conv_call *call, size_t index, size_t worker,
@@ -2663,7 +2681,9 @@ static void kdai_conv_open(const kdai_conv_call *call, size_t index, size_t work
     block->y_step = call->y.token_stride * (ptrdiff_t)kdai_type_bytes(call->y.type);
     block->taps = (float *)(void *)(call->batch.memory + worker * call->batch.each);
     block->rows = block->taps + width * block->padded;
-    memset(block->taps, 0, (2 * width - 1) * block->padded * sizeof(float));
+    block->sums = block->rows + (width - 1 + KDAI_CONV_TOKENS) * block->padded;
+    if (block->n != block->padded) /* padding of what is read */
+        memset(block->taps, 0, (2 * width - 1 + KDAI_CONV_TOKENS) * block->padded * sizeof(float));
     const float *weight = call->weight + (block->head * call->dim + block->first) * width;
     for (; width == 4 && block->n - c >= 4; c += 4)
         kdai_transpose4(weight + c * 4, 4, 4, block->taps + c, block->padded);
@@ -2675,16 +2695,16 @@ static void kdai_conv_open(const kdai_conv_call *call, size_t index, size_t work
 /* The next n tokens, from the call's row `token` on, and the rows on by as many. */
 static void kdai_conv_pass(const kdai_conv_call *call, kdai_conv_block *block, size_t token,
                            size_t n, float *journal) {
-    size_t past = block->width - 1, bytes = block->n * sizeof(float);
-    ptrdiff_t first = (ptrdiff_t)block->first;
-    block->x = (const unsigned char *)kdai_input_row(call->x, token, block->head) +
-               first * (ptrdiff_t)kdai_type_bytes(block->x_type);
-    block->y = (unsigned char *)kdai_output_row_of(call->y, token, block->head) +
-               first * (ptrdiff_t)kdai_type_bytes(block->y_type);
+    size_t past = block->width - 1, stride = block->padded;
+    block->x = kdai_input_row(call->x, token, block->head) +
+               block->first * kdai_type_bytes(block->x_type);
+    block->y = kdai_output_row_of(call->y, token, block->head) +
+               block->first * kdai_type_bytes(block->y_type);
     call->kernels->conv(block, n);
     for (size_t t = 0; journal && t < n; t++)
-        memcpy(journal + t * call->desc->channels, block->rows + (past + t) * block->padded, bytes);
-    memmove(block->rows, block->rows + n * block->padded, past * block->padded * sizeof(float));
+        memcpy(journal + t * call->desc->channels, block->rows + (past + t) * stride,
+               block->n * sizeof(float));
+    memmove(block->rows, block->rows + n * stride, past * stride * sizeof(float));
 }
 
 static void kdai_conv_item(void *context, size_t item, size_t worker) {
@@ -3009,9 +3029,11 @@ static void kdai_layer_norm_item(void *context, size_t item, size_t worker) {
     norm.n_heads = op->n_heads, norm.dim = op->dim_v, norm.eps = call->layer->norm_eps;
     norm.x = kdai_reading(kdai_layer_rows(call, KDAI_V));
     norm.gate = call->args->gate, norm.y = call->args->o;
-    for (size_t t = piece->token; t < piece->token + piece->n_tokens; t++) {
-        kdai_row row = kdai_row_of(&norm, item % op->n_heads, t, call->first + t);
-        call->kernels->gated_norm(norm.weight, norm.eps, &row);
+    for (size_t t = 0; t < piece->n_tokens; t += KDAI_ROW_TOKENS) {
+        size_t left = piece->n_tokens - t, n = left < KDAI_ROW_TOKENS ? left : KDAI_ROW_TOKENS;
+        kdai_rows rows = kdai_rows_of(&norm, item % op->n_heads, piece->token + t,
+                                      call->first + piece->token + t, n);
+        call->kernels->gated_norm(norm.weight, norm.eps, &rows);
     }
 }
 
@@ -3687,8 +3709,8 @@ static void kdai_transpose4(const float *from, size_t from_stride, size_t n, flo
 static const kdai_kernels kdai_kernels_scalar = {
     KDA_ISA_SCALAR,      0,
     kdai_to_floats,      kdai_from_floats,
-    kdai_prepare_token,  kdai_log_decay_row,
-    kdai_l2_norm_row,    kdai_gated_norm_row,
+    kdai_prepare_token,  kdai_log_decay_rows,
+    kdai_l2_norm_rows,    kdai_gated_norm_rows,
     kdai_conv_rows,      kdai_update_row,
     kdai_recurrent,      kdai_chunk_prepare,
     kdai_chunk_row,
@@ -3772,43 +3794,105 @@ KDA_API const char *kda_isa_name(kda_isa isa) {
 #define KDAI_(name) KDAI_JOIN(kdai_##name, KDAI_PASS)
 #define KDAI_WIDE KDAI_(wide)
 
+/* Two wide values side by side. The elementary functions are chains of some 20 operations, each of
+ * which waits for the last: two chains fill each other's waiting. */
+typedef struct KDAI_(two) {
+    KDAI_WIDE a, b;
+} KDAI_(two);
+#define KDAI_TWO KDAI_(two)
+#define KDAI_TWO_OF_1(name)                                                                        \
+    KDAI_KERNEL_INLINE KDAI_TWO KDAI_(two_##name)(KDAI_TWO x) {                                    \
+        x.a = KDAI_(name)(x.a);                                                                    \
+        x.b = KDAI_(name)(x.b);                                                                    \
+        return x;                                                                                  \
+    }
+#define KDAI_TWO_OF_2(name)                                                                        \
+    KDAI_KERNEL_INLINE KDAI_TWO KDAI_(two_##name)(KDAI_TWO x, KDAI_TWO y) {                        \
+        x.a = KDAI_(name)(x.a, y.a);                                                               \
+        x.b = KDAI_(name)(x.b, y.b);                                                               \
+        return x;                                                                                  \
+    }
+#define KDAI_TWO_OF_3(name)                                                                        \
+    KDAI_KERNEL_INLINE KDAI_TWO KDAI_(two_##name)(KDAI_TWO x, KDAI_TWO y, KDAI_TWO z) {            \
+        x.a = KDAI_(name)(x.a, y.a, z.a);                                                          \
+        x.b = KDAI_(name)(x.b, y.b, z.b);                                                          \
+        return x;                                                                                  \
+    }
+KDAI_TWO_OF_1(minus_magnitude)
+KDAI_TWO_OF_1(power)
+KDAI_TWO_OF_2(add)
+KDAI_TWO_OF_2(sub)
+KDAI_TWO_OF_2(mul)
+KDAI_TWO_OF_2(div)
+KDAI_TWO_OF_2(min)
+KDAI_TWO_OF_2(max)
+KDAI_TWO_OF_3(fma)
+KDAI_TWO_OF_3(nfma)
+KDAI_TWO_OF_3(by_sign)
+
+KDAI_KERNEL_INLINE KDAI_TWO KDAI_(two_set)(float x) {
+    KDAI_TWO y;
+    y.a = y.b = KDAI_(set)(x);
+    return y;
+}
+
+/* Elements i .. i + 2 KDAI_LANES - 1 of a row of n floats, n whole lanes; past its end zeros are
+ * read and nothing is written. */
+KDAI_KERNEL_INLINE KDAI_TWO KDAI_(two_read)(const float *from, size_t i, size_t n) {
+    KDAI_TWO x;
+    x.a = KDAI_(read)(from + i);
+    x.b = n - i > KDAI_LANES ? KDAI_(read)(from + i + KDAI_LANES) : KDAI_(set)(0.0f);
+    return x;
+}
+
+KDAI_KERNEL_INLINE void KDAI_(two_write)(float *to, size_t i, size_t n, KDAI_TWO x) {
+    KDAI_(write)(to + i, x.a);
+    if (n - i > KDAI_LANES) KDAI_(write)(to + i + KDAI_LANES, x.b);
+}
+
+/* p x + c: a step of a polynomial. */
+KDAI_KERNEL_INLINE KDAI_TWO KDAI_(step)(KDAI_TWO p, KDAI_TWO x, float c) {
+    return KDAI_(two_fma)(p, x, KDAI_(two_set)(c));
+}
+
 /* kdai_exp for x <= 0. The bound only keeps the exponent in range: below it comes out as 0. */
-KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(exp)(KDAI_WIDE x) {
-    x = KDAI_(max)(KDAI_(set)(-104.0f), x);
-    KDAI_WIDE magic = KDAI_(set)(KDAI_EXPONENTS);
-    KDAI_WIDE shifted = KDAI_(fma)(x, KDAI_(set)(0x1.715476p+0f), magic);
-    KDAI_WIDE n = KDAI_(sub)(shifted, magic);
-    KDAI_WIDE r = KDAI_(fma)(n, KDAI_(set)(-0x1.62e43p-1f), x);
-    r = KDAI_(fma)(n, KDAI_(set)(0x1.05c61p-29f), r);
-    KDAI_WIDE p = KDAI_(set)(0x1.6d117cp-10f);
-    p = KDAI_(fma)(p, r, KDAI_(set)(0x1.120be2p-7f));
-    p = KDAI_(fma)(p, r, KDAI_(set)(0x1.555518p-5f));
-    p = KDAI_(fma)(p, r, KDAI_(set)(0x1.5554dcp-3f));
-    p = KDAI_(fma)(p, r, KDAI_(set)(0.5f));
-    KDAI_WIDE y = KDAI_(add)(KDAI_(fma)(KDAI_(mul)(p, r), r, r), KDAI_(set)(1.0f));
-    return KDAI_(mul)(KDAI_(mul)(y, KDAI_(power)(shifted)), KDAI_(set)(0x1p-65f));
+KDAI_KERNEL_INLINE KDAI_TWO KDAI_(exp)(KDAI_TWO x) {
+    x = KDAI_(two_max)(KDAI_(two_set)(-104.0f), x);
+    KDAI_TWO magic = KDAI_(two_set)(KDAI_EXPONENTS);
+    KDAI_TWO shifted = KDAI_(two_fma)(x, KDAI_(two_set)(0x1.715476p+0f), magic);
+    KDAI_TWO n = KDAI_(two_sub)(shifted, magic);
+    KDAI_TWO r = KDAI_(two_fma)(n, KDAI_(two_set)(-0x1.62e43p-1f), x);
+    r = KDAI_(two_fma)(n, KDAI_(two_set)(0x1.05c61p-29f), r);
+    KDAI_TWO p = KDAI_(step)(KDAI_(two_set)(0x1.6d117cp-10f), r, 0x1.120be2p-7f);
+    p = KDAI_(step)(p, r, 0x1.555518p-5f);
+    p = KDAI_(step)(p, r, 0x1.5554dcp-3f);
+    p = KDAI_(step)(p, r, 0.5f);
+    p = KDAI_(two_fma)(KDAI_(two_mul)(p, r), r, r);
+    KDAI_TWO y = KDAI_(two_add)(p, KDAI_(two_set)(1.0f));
+    return KDAI_(two_mul)(KDAI_(two_mul)(y, KDAI_(two_power)(shifted)),
+                          KDAI_(two_set)(0x1p-65f));
 }
 
 /* kda_sigmoid. At x = -0 z is 1. */
-KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(sigmoid)(KDAI_WIDE x) {
-    KDAI_WIDE z = KDAI_(exp)(KDAI_(minus_magnitude)(x)), one = KDAI_(set)(1.0f);
-    KDAI_WIDE q = KDAI_(div)(z, KDAI_(add)(one, z)), most = KDAI_(by_sign)(x, one, z);
-    return KDAI_(nfma)(most, q, most);
+KDAI_KERNEL_INLINE KDAI_TWO KDAI_(sigmoid)(KDAI_TWO x) {
+    KDAI_TWO z = KDAI_(exp)(KDAI_(two_minus_magnitude)(x)), one = KDAI_(two_set)(1.0f);
+    KDAI_TWO q = KDAI_(two_div)(z, KDAI_(two_add)(one, z)), most = KDAI_(two_by_sign)(x, one, z);
+    return KDAI_(two_nfma)(most, q, most);
 }
 
 /* kda_softplus. */
-KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(softplus)(KDAI_WIDE x) {
-    KDAI_WIDE z = KDAI_(exp)(KDAI_(minus_magnitude)(x)), p = KDAI_(set)(-0x1.af48dep-9f);
-    p = KDAI_(fma)(p, z, KDAI_(set)(0x1.491784p-6f));
-    p = KDAI_(fma)(p, z, KDAI_(set)(-0x1.d6b06ep-5f));
-    p = KDAI_(fma)(p, z, KDAI_(set)(0x1.b4ae04p-4f));
-    p = KDAI_(fma)(p, z, KDAI_(set)(-0x1.3a435ep-3f));
-    p = KDAI_(fma)(p, z, KDAI_(set)(0x1.934b54p-3f));
-    p = KDAI_(fma)(p, z, KDAI_(set)(-0x1.ff23e6p-3f));
-    p = KDAI_(fma)(p, z, KDAI_(set)(0x1.554ddp-2f));
-    p = KDAI_(fma)(p, z, KDAI_(set)(-0x1.ffffd2p-2f));
-    KDAI_WIDE log1p_z = KDAI_(fma)(KDAI_(mul)(p, z), z, z);
-    return KDAI_(add)(KDAI_(max)(x, KDAI_(set)(0.0f)), log1p_z);
+KDAI_KERNEL_INLINE KDAI_TWO KDAI_(softplus)(KDAI_TWO x) {
+    KDAI_TWO z = KDAI_(exp)(KDAI_(two_minus_magnitude)(x));
+    KDAI_TWO p = KDAI_(step)(KDAI_(two_set)(-0x1.af48dep-9f), z, 0x1.491784p-6f);
+    p = KDAI_(step)(p, z, -0x1.d6b06ep-5f);
+    p = KDAI_(step)(p, z, 0x1.b4ae04p-4f);
+    p = KDAI_(step)(p, z, -0x1.3a435ep-3f);
+    p = KDAI_(step)(p, z, 0x1.934b54p-3f);
+    p = KDAI_(step)(p, z, -0x1.ff23e6p-3f);
+    p = KDAI_(step)(p, z, 0x1.554ddp-2f);
+    p = KDAI_(step)(p, z, -0x1.ffffd2p-2f);
+    KDAI_TWO log1p_z = KDAI_(two_fma)(KDAI_(two_mul)(p, z), z, z);
+    return KDAI_(two_add)(KDAI_(two_max)(x, KDAI_(two_set)(0.0f)), log1p_z);
 }
 
 KDAI_KERNEL void KDAI_(to_floats)(const void *from, kda_type type, size_t n, float *to) {
@@ -3847,9 +3931,9 @@ KDAI_KERNEL float KDAI_(dot)(const float *x, const float *y, size_t n) {
 /* Elements i .. i + KDAI_LANES - 1 of a row of n of any type; past its end zeros are read and
  * nothing is written. */
 KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(load)(const void *from, kda_type type, size_t i, size_t n) {
-    if (n - i < KDAI_LANES) {
+    if (i + KDAI_LANES > n) {
         float some[KDAI_LANES] = {0};
-        for (size_t l = 0; l < n - i; l++) some[l] = kdai_element(from, type, i + l);
+        for (size_t l = 0; i + l < n; l++) some[l] = kdai_element(from, type, i + l);
         return KDAI_(read)(some);
     }
     if (type == KDA_F32) return KDAI_(read)((const float *)from + i);
@@ -3858,10 +3942,10 @@ KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(load)(const void *from, kda_type type, size_t
 }
 
 KDAI_KERNEL_INLINE void KDAI_(store)(void *to, kda_type type, size_t i, size_t n, KDAI_WIDE x) {
-    if (n - i < KDAI_LANES) {
+    if (i + KDAI_LANES > n) {
         float some[KDAI_LANES];
         KDAI_(write)(some, x);
-        for (size_t l = 0; l < n - i; l++) kdai_set_element(to, type, i + l, some[l]);
+        for (size_t l = 0; i + l < n; l++) kdai_set_element(to, type, i + l, some[l]);
     } else if (type == KDA_F32) {
         KDAI_(write)((float *)to + i, x);
     } else if (type == KDA_F16) {
@@ -3871,60 +3955,101 @@ KDAI_KERNEL_INLINE void KDAI_(store)(void *to, kda_type type, size_t i, size_t n
     }
 }
 
+/* Two such, one after the other. */
+KDAI_KERNEL_INLINE KDAI_TWO KDAI_(two_load)(const void *from, kda_type type, size_t i, size_t n) {
+    KDAI_TWO x;
+    x.a = KDAI_(load)(from, type, i, n);
+    x.b = KDAI_(load)(from, type, i + KDAI_LANES, n);
+    return x;
+}
+
+KDAI_KERNEL_INLINE void KDAI_(two_store)(void *to, kda_type type, size_t i, size_t n, KDAI_TWO x) {
+    KDAI_(store)(to, type, i, n, x.a);
+    KDAI_(store)(to, type, i + KDAI_LANES, n, x.b);
+}
+
 /* kdai_gate. */
-KDAI_KERNEL_INLINE KDAI_WIDE KDAI_(log_decay)(const kda_desc *desc, KDAI_WIDE a, KDAI_WIDE bias,
-                                              KDAI_WIDE x) {
-    if (desc->gate == KDA_GATE_LOG_DECAY) return KDAI_(min)(KDAI_(set)(0.0f), x);
-    x = KDAI_(add)(x, bias);
-    if (desc->gate == KDA_GATE_SOFTPLUS)
-        return KDAI_(nfma)(a, KDAI_(softplus)(x), KDAI_(set)(-0.0f)); /* -(a softplus) */
-    return KDAI_(mul)(KDAI_(set)(desc->lower_bound), KDAI_(sigmoid)(KDAI_(mul)(a, x)));
+KDAI_KERNEL_INLINE KDAI_TWO KDAI_(gate)(const kda_desc *desc, KDAI_TWO a, KDAI_TWO bias,
+                                        KDAI_TWO x) {
+    if (desc->gate == KDA_GATE_LOG_DECAY) return KDAI_(two_min)(KDAI_(two_set)(0.0f), x);
+    x = KDAI_(two_add)(x, bias);
+    if (desc->gate == KDA_GATE_SOFTPLUS) /* -(a softplus) */
+        return KDAI_(two_nfma)(a, KDAI_(softplus)(x), KDAI_(two_set)(-0.0f));
+    return KDAI_(two_mul)(KDAI_(two_set)(desc->lower_bound), KDAI_(sigmoid)(KDAI_(two_mul)(a, x)));
 }
 
-KDAI_KERNEL void KDAI_(log_decay_row)(const kda_desc *desc, float a, const float *bias,
-                                      const kdai_row *row) {
-    KDAI_WIDE wide = KDAI_(set)(a), b = KDAI_(set)(0.0f);
-    for (size_t i = 0; i < row->n; i += KDAI_LANES) {
-        KDAI_WIDE x = KDAI_(load)(row->x, row->x_type, i, row->n);
-        if (bias) b = KDAI_(load)(bias, KDA_F32, i, row->n);
-        KDAI_(store)(row->y, row->y_type, i, row->n, KDAI_(log_decay)(desc, wide, b, x));
+KDAI_KERNEL void KDAI_(log_decay_rows)(const kda_desc *desc, float a, const float *bias,
+                                       const kdai_rows *rows) {
+    KDAI_TWO wide = KDAI_(two_set)(a), b = KDAI_(two_set)(0.0f);
+    size_t n = rows->n;
+    const unsigned char *x = rows->x;
+    unsigned char *y = rows->y;
+    for (size_t r = 0; r < rows->n_rows; r++, x += rows->x_step, y += rows->y_step)
+        for (size_t i = 0; i < n; i += 2 * KDAI_LANES) {
+            KDAI_TWO raw = KDAI_(two_load)(x, rows->x_type, i, n);
+            if (bias) b = KDAI_(two_load)(bias, KDA_F32, i, n);
+            KDAI_(two_store)(y, rows->y_type, i, n, KDAI_(gate)(desc, wide, b, raw));
+        }
+}
+
+/* kdai_squares of each row, two rows side by side; a last one goes with itself. */
+KDAI_KERNEL_INLINE void KDAI_(squares)(const kdai_rows *rows, float squares[KDAI_ROW_TOKENS]) {
+    for (size_t r = 0; r < rows->n_rows; r += 2) {
+        size_t next = r + 1 < rows->n_rows ? r + 1 : r;
+        const unsigned char *x = rows->x + (ptrdiff_t)r * rows->x_step;
+        const unsigned char *y = rows->x + (ptrdiff_t)next * rows->x_step;
+        KDAI_TWO sum = KDAI_(two_set)(0.0f), both;
+        float sums[4];
+        for (size_t i = 0; i < rows->n; i += KDAI_LANES) {
+            both.a = KDAI_(load)(x, rows->x_type, i, rows->n);
+            both.b = KDAI_(load)(y, rows->x_type, i, rows->n);
+            sum = KDAI_(two_fma)(both, both, sum);
+        }
+        KDAI_(sum4)(sum.a, sum.b, sum.a, sum.b, sums);
+        squares[r] = sums[0], squares[next] = sums[1];
     }
 }
 
-KDAI_KERNEL_INLINE float KDAI_(squares)(const kdai_row *row) {
-    KDAI_WIDE sum = KDAI_(set)(0.0f);
-    float sums[4];
-    for (size_t i = 0; i < row->n; i += KDAI_LANES) {
-        KDAI_WIDE x = KDAI_(load)(row->x, row->x_type, i, row->n);
-        sum = KDAI_(fma)(x, x, sum);
-    }
-    KDAI_(sum4)(sum, sum, sum, sum, sums);
-    return sums[0];
-}
-
-KDAI_KERNEL void KDAI_(l2_norm_row)(float eps, const kdai_row *row) {
-    KDAI_WIDE inverse = KDAI_(set)(kdai_inverse_norm(KDAI_(squares)(row), eps));
-    for (size_t i = 0; i < row->n; i += KDAI_LANES) {
-        KDAI_WIDE x = KDAI_(load)(row->x, row->x_type, i, row->n);
-        KDAI_(store)(row->y, row->y_type, i, row->n, KDAI_(mul)(x, inverse));
+KDAI_KERNEL void KDAI_(l2_norm_rows)(float eps, const kdai_rows *rows) {
+    float inverse[KDAI_ROW_TOKENS];
+    const unsigned char *x = rows->x;
+    unsigned char *y = rows->y;
+    KDAI_(squares)(rows, inverse);
+    for (size_t r = 0; r < rows->n_rows; r++) inverse[r] = kdai_inverse_norm(inverse[r], eps);
+    for (size_t r = 0; r < rows->n_rows; r++, x += rows->x_step, y += rows->y_step) {
+        KDAI_TWO factor = KDAI_(two_set)(inverse[r]);
+        for (size_t i = 0; i < rows->n; i += 2 * KDAI_LANES) {
+            KDAI_TWO wide = KDAI_(two_load)(x, rows->x_type, i, rows->n);
+            KDAI_(two_store)(y, rows->y_type, i, rows->n, KDAI_(two_mul)(wide, factor));
+        }
     }
 }
 
-KDAI_KERNEL void KDAI_(gated_norm_row)(const float *weight, float eps, const kdai_row *row) {
-    KDAI_WIDE inverse = KDAI_(set)(kdai_inverse_rms(KDAI_(squares)(row), row->n, eps));
-    for (size_t i = 0; i < row->n; i += KDAI_LANES) {
-        KDAI_WIDE open = KDAI_(sigmoid)(KDAI_(load)(row->gate, row->gate_type, i, row->n));
-        KDAI_WIDE x = KDAI_(mul)(KDAI_(load)(row->x, row->x_type, i, row->n), inverse);
-        x = KDAI_(mul)(x, KDAI_(load)(weight, KDA_F32, i, row->n));
-        KDAI_(store)(row->y, row->y_type, i, row->n, KDAI_(mul)(x, open));
+KDAI_KERNEL void KDAI_(gated_norm_rows)(const float *weight, float eps, const kdai_rows *rows) {
+    float inverse[KDAI_ROW_TOKENS];
+    size_t n = rows->n;
+    const unsigned char *x = rows->x, *gate = rows->gate;
+    unsigned char *y = rows->y;
+    KDAI_(squares)(rows, inverse);
+    for (size_t r = 0; r < rows->n_rows; r++) inverse[r] = kdai_inverse_rms(inverse[r], n, eps);
+    for (size_t r = 0; r < rows->n_rows; r++) {
+        KDAI_TWO factor = KDAI_(two_set)(inverse[r]);
+        for (size_t i = 0; i < n; i += 2 * KDAI_LANES) {
+            KDAI_TWO open = KDAI_(sigmoid)(KDAI_(two_load)(gate, rows->gate_type, i, n));
+            KDAI_TWO wide = KDAI_(two_mul)(KDAI_(two_load)(x, rows->x_type, i, n), factor);
+            wide = KDAI_(two_mul)(wide, KDAI_(two_load)(weight, KDA_F32, i, n));
+            KDAI_(two_store)(y, rows->y_type, i, n, KDAI_(two_mul)(wide, open));
+        }
+        x += rows->x_step, gate += rows->gate_step, y += rows->y_step;
     }
 }
 
 /* kdai_prepare_token. */
 KDAI_KERNEL void KDAI_(token)(const kdai_token *in, kdai_work *work, size_t i) {
     size_t n = work->stride, at = i * n;
-    KDAI_WIDE q_factor = KDAI_(set)(1.0f), k_factor = q_factor, kq = KDAI_(set)(0.0f);
-    KDAI_WIDE scale = KDAI_(set)(in->scale), a = KDAI_(set)(in->a);
+    KDAI_TWO q_factor = KDAI_(two_set)(1.0f), k_factor = q_factor;
+    KDAI_WIDE kq = KDAI_(set)(0.0f);
+    KDAI_TWO scale = KDAI_(two_set)(in->scale), a = KDAI_(two_set)(in->a);
     float sums[4];
     if (in->desc->flags & KDA_L2_NORM_QK) {
         KDAI_WIDE qq = kq, kk = kq;
@@ -3934,53 +4059,91 @@ KDAI_KERNEL void KDAI_(token)(const kdai_token *in, kdai_work *work, size_t i) {
             kk = KDAI_(fma)(k, k, kk);
         }
         KDAI_(sum4)(qq, kk, qq, kk, sums);
-        q_factor = KDAI_(set)(kdai_inverse_norm(sums[0], in->desc->l2_eps));
-        k_factor = KDAI_(set)(kdai_inverse_norm(sums[1], in->desc->l2_eps));
+        q_factor = KDAI_(two_set)(kdai_inverse_norm(sums[0], in->desc->l2_eps));
+        k_factor = KDAI_(two_set)(kdai_inverse_norm(sums[1], in->desc->l2_eps));
     }
-    for (size_t d = 0; d < n; d += KDAI_LANES) {
-        KDAI_WIDE q = KDAI_(mul)(KDAI_(mul)(KDAI_(read)(in->q + d), q_factor), scale);
-        KDAI_WIDE k = KDAI_(mul)(KDAI_(read)(in->k + d), k_factor);
-        KDAI_WIDE g = KDAI_(log_decay)(in->desc, a, KDAI_(read)(work->bias + d),
-                                       KDAI_(read)(in->g + d));
-        KDAI_WIDE e = KDAI_(exp)(g);
-        KDAI_(write)(work->q + at + d, q);
-        KDAI_(write)(work->k + at + d, k);
-        KDAI_(write)(work->decay + at + d, e);
-        KDAI_(write)(work->k_seen + at + d, KDAI_(mul)(e, k));
-        KDAI_(write)(work->q_seen + at + d, KDAI_(mul)(e, q));
-        kq = KDAI_(fma)(k, q, kq);
+    for (size_t d = 0; d < n; d += 2 * KDAI_LANES) {
+        KDAI_TWO q = KDAI_(two_mul)(KDAI_(two_mul)(KDAI_(two_read)(in->q, d, n), q_factor), scale);
+        KDAI_TWO k = KDAI_(two_mul)(KDAI_(two_read)(in->k, d, n), k_factor);
+        KDAI_TWO g = KDAI_(gate)(in->desc, a, KDAI_(two_read)(work->bias, d, n),
+                                 KDAI_(two_read)(in->g, d, n));
+        KDAI_TWO e = KDAI_(exp)(g);
+        KDAI_(two_write)(work->q + at, d, n, q);
+        KDAI_(two_write)(work->k + at, d, n, k);
+        KDAI_(two_write)(work->decay + at, d, n, e);
+        KDAI_(two_write)(work->k_seen + at, d, n, KDAI_(two_mul)(e, k));
+        KDAI_(two_write)(work->q_seen + at, d, n, KDAI_(two_mul)(e, q));
+        kq = KDAI_(fma)(k.a, q.a, kq);
+        if (n - d > KDAI_LANES) kq = KDAI_(fma)(k.b, q.b, kq); /* else it might turn -0 to 0 */
     }
     KDAI_(sum4)(kq, kq, kq, kq, sums);
     work->kq[i] = sums[0];
 }
 
-/* kdai_conv_rows; width is a constant where this is inlined for the usual one. */
-KDAI_KERNEL_INLINE void KDAI_(conv_tokens)(const kdai_conv_block *block, size_t width,
-                                           size_t n_tokens) {
-    size_t past = width - 1, stride = block->padded;
-    for (size_t t = 0; t < n_tokens; t++) {
-        const unsigned char *from = block->x + (ptrdiff_t)t * block->x_step;
-        unsigned char *to = block->y + (ptrdiff_t)t * block->y_step;
-        for (size_t c = 0; c < block->n; c += KDAI_LANES) {
-            const float *taps = block->taps + c;
-            float *rows = block->rows + t * stride + c;
-            KDAI_WIDE x = KDAI_(load)(from, block->x_type, c, block->n), sum = KDAI_(set)(0.0f);
-            KDAI_(write)(rows + past * stride, x);
-            for (size_t i = 0; i < past; i++)
-                sum = KDAI_(fma)(KDAI_(read)(taps + i * stride), KDAI_(read)(rows + i * stride),
-                                 sum);
-            sum = KDAI_(fma)(KDAI_(read)(taps + past * stride), x, sum);
-            if (block->silu) sum = KDAI_(mul)(sum, KDAI_(sigmoid)(sum));
-            KDAI_(store)(to, block->y_type, c, block->n, sum);
-        }
+/* Inputs into a block's rows, and sums, for KDAI_LANES channels from c on. Four taps, the usual
+ * number, stay in registers. An input goes into the sums of four tokens, each of which has a chain
+ * of its own: sum1 is that of the next token to come, sum3 of the third. */
+KDAI_KERNEL_INLINE void KDAI_(conv_sums_of_4)(const kdai_conv_block *block, size_t c,
+                                              size_t n_tokens) {
+    size_t stride = block->padded;
+    const float *taps = block->taps + c;
+    const unsigned char *from = block->x;
+    float *rows = block->rows + c, *sums = block->sums + c;
+    KDAI_WIDE tap0 = KDAI_(hold)(KDAI_(read)(taps));
+    KDAI_WIDE tap1 = KDAI_(hold)(KDAI_(read)(taps + stride));
+    KDAI_WIDE tap2 = KDAI_(hold)(KDAI_(read)(taps + 2 * stride));
+    KDAI_WIDE tap3 = KDAI_(hold)(KDAI_(read)(taps + 3 * stride));
+    KDAI_WIDE zero = KDAI_(set)(0.0f), x = KDAI_(read)(rows);
+    KDAI_WIDE sum1 = KDAI_(fma)(tap0, x, zero), sum2, sum3;
+    x = KDAI_(read)(rows + stride);
+    sum1 = KDAI_(fma)(tap1, x, sum1), sum2 = KDAI_(fma)(tap0, x, zero);
+    x = KDAI_(read)(rows + 2 * stride);
+    sum1 = KDAI_(fma)(tap2, x, sum1), sum2 = KDAI_(fma)(tap1, x, sum2);
+    sum3 = KDAI_(fma)(tap0, x, zero);
+    rows += 3 * stride;
+    for (size_t t = 0; t < n_tokens; t++, rows += stride, sums += stride, from += block->x_step) {
+        x = KDAI_(load)(from, block->x_type, c, block->n);
+        KDAI_(write)(rows, x);
+        KDAI_(write)(sums, KDAI_(fma)(tap3, x, sum1));
+        sum1 = KDAI_(fma)(tap2, x, sum2);
+        sum2 = KDAI_(fma)(tap1, x, sum3);
+        sum3 = KDAI_(fma)(tap0, x, KDAI_(set)(0.0f));
     }
 }
 
+/* The same for any number of taps. */
+KDAI_KERNEL_INLINE void KDAI_(conv_sums)(const kdai_conv_block *block, size_t c, size_t n_tokens) {
+    size_t width = block->width, stride = block->padded;
+    const float *taps = block->taps + c;
+    const unsigned char *from = block->x;
+    float *rows = block->rows + c, *sums = block->sums + c;
+    for (size_t t = 0; t < n_tokens; t++, rows += stride, sums += stride, from += block->x_step) {
+        KDAI_WIDE sum = KDAI_(set)(0.0f);
+        KDAI_(write)(rows + (width - 1) * stride, KDAI_(load)(from, block->x_type, c, block->n));
+        for (size_t i = 0; i < width; i++)
+            sum = KDAI_(fma)(KDAI_(read)(taps + i * stride), KDAI_(read)(rows + i * stride), sum);
+        KDAI_(write)(sums, sum);
+    }
+}
+
+/* kdai_conv_rows: sums of all tokens, then their activation. */
 KDAI_KERNEL void KDAI_(conv_rows)(const kdai_conv_block *block, size_t n_tokens) {
-    if (block->width == 4)
-        KDAI_(conv_tokens)(block, 4, n_tokens);
-    else
-        KDAI_(conv_tokens)(block, block->width, n_tokens);
+    size_t n = block->n, stride = block->padded;
+    int silu = block->silu;
+    kda_type type = block->y_type;
+    const float *sums = block->sums;
+    unsigned char *y = block->y;
+    for (size_t c = 0; c < n; c += KDAI_LANES)
+        if (block->width == 4)
+            KDAI_(conv_sums_of_4)(block, c, n_tokens);
+        else
+            KDAI_(conv_sums)(block, c, n_tokens);
+    for (size_t t = 0; t < n_tokens; t++, sums += stride, y += block->y_step)
+        for (size_t c = 0; c < n; c += 2 * KDAI_LANES) {
+            KDAI_TWO sum = KDAI_(two_read)(sums, c, stride);
+            if (silu) sum = KDAI_(two_mul)(sum, KDAI_(sigmoid)(sum));
+            KDAI_(two_store)(y, type, c, n, sum);
+        }
 }
 
 /* A wide value of a state row of float or f16. in_f16 is a constant wherever these are inlined. */
@@ -4302,9 +4465,9 @@ static const kdai_kernels KDAI_(kernels) = {
     KDAI_(to_floats),
     KDAI_(from_floats),
     KDAI_(token),
-    KDAI_(log_decay_row),
-    KDAI_(l2_norm_row),
-    KDAI_(gated_norm_row),
+    KDAI_(log_decay_rows),
+    KDAI_(l2_norm_rows),
+    KDAI_(gated_norm_rows),
     KDAI_(conv_rows),
     KDAI_(update),
     KDAI_(recurrent),
@@ -4316,6 +4479,10 @@ static const kdai_kernels KDAI_(kernels) = {
 #undef KDAI_JOIN
 #undef KDAI_
 #undef KDAI_WIDE
+#undef KDAI_TWO
+#undef KDAI_TWO_OF_1
+#undef KDAI_TWO_OF_2
+#undef KDAI_TWO_OF_3
 #undef KDAI_PANEL
 #undef KDAI_BOTH
 #undef KDAI_TALL_OF
