@@ -133,9 +133,10 @@ THREADS
     run.parallel_for, or, compiled with OpenMP and without a hook, in OpenMP's threads. Work is
     claimed piece by piece (a sequence, a head, a tile of its value channels), so a pool that runs
     fewer workers than asked, one at a time, or none, still gets the whole result; a call from
-    inside a parallel region is fine. Results never depend on who did what. kda_layer has five
-    such rounds for every 64 rows: three convolutions, operator, norm. With OpenMP ask for the
-    scratch size in the thread that calls, or set run.n_threads.
+    inside a parallel region is fine. Results never depend on who did what. kda_layer has one
+    such round for every 64 rows, of whole heads, or, with fewer than two heads for each worker,
+    three: convolutions, operator, norm. With OpenMP ask for the scratch size in the thread that
+    calls, or set run.n_threads.
 
 ERRORS
 
@@ -2851,7 +2852,8 @@ typedef struct kdai_layer_call {
     kda_conv_desc conv[KDAI_CONVS];
     size_t window_at[KDAI_CONVS];  /* floats */
     size_t journal_at[KDAI_CONVS]; /* bytes */
-    float *rows[KDAI_CONVS];       /* [KDAI_LAYER_ROWS][channels] each; outputs replace values */
+    float *rows[KDAI_CONVS]; /* [heads][KDAI_LAYER_ROWS][dim] each; outputs replace values */
+    int by_head;             /* each worker uses the rows of one head for whichever it has */
     kdai_batch batch;
     kdai_span *pieces; /* [KDAI_LAYER_ROWS]: what is in the present block */
     size_t n_pieces;
@@ -2953,18 +2955,21 @@ static kda_input kdai_input_at(kda_input x, size_t token) {
     return x;
 }
 
-/* The dense scratch rows of q, k or v of the present block. */
-static kda_output kdai_layer_rows(const kdai_layer_call *call, int which) {
+/* The scratch rows of q, k or v of the present block. */
+static kda_output kdai_layer_rows(const kdai_layer_call *call, int which, size_t worker) {
     const kda_desc *op = &call->layer->op;
-    ptrdiff_t dim = (ptrdiff_t)(which == KDAI_V ? op->dim_v : op->dim_k);
-    return kda_out_f32(call->rows[which], (ptrdiff_t)call->conv[which].channels, dim);
+    size_t dim = which == KDAI_V ? op->dim_v : op->dim_k, head = KDAI_LAYER_ROWS * dim;
+    float *rows = call->rows[which] + (call->by_head ? worker * head : 0);
+    return kda_out_f32(rows, (ptrdiff_t)dim, call->by_head ? 0 : (ptrdiff_t)head);
 }
 
 static kda_input kdai_reading(kda_output y) {
     return kda_in(y.data, y.type, y.token_stride, y.head_stride);
 }
 
-static void kdai_layer_convolve(const kdai_layer_call *call, int which, const kda_run *run) {
+/* Convolution of one head of a piece into scratch rows. */
+static void kdai_layer_convolve(const kdai_layer_call *call, const kdai_span *piece, int which,
+                                size_t head, size_t worker) {
     const kda_layer_args *args = call->args;
     kdai_conv_call conv;
     memset(&conv, 0, sizeof conv);
@@ -2974,67 +2979,122 @@ static void kdai_layer_convolve(const kdai_layer_call *call, int which, const kd
     conv.dim = which == KDAI_V ? call->layer->op.dim_v : call->layer->op.dim_k;
     conv.x = kdai_input_at(which == KDAI_Q ? args->q : which == KDAI_K ? args->k : args->v,
                            call->first);
-    conv.y = kdai_layer_rows(call, which);
-    conv.spans = call->pieces;
-    conv.n_spans = call->n_pieces;
+    conv.y = kdai_layer_rows(call, which, worker);
+    conv.spans = piece;
+    conv.n_spans = 1;
     conv.batch = call->batch;
     conv.window_at = call->window_at[which];
     conv.verify = call->verify;
-    /* Journals of unequal capacity begin their parts at unequal places: one span at a time. */
-    for (size_t i = 0; call->verify && i < call->n_pieces; i++) {
+    if (call->verify) { /* journals of unequal capacity begin their parts at unequal places */
         kdai_layer_call placed = *call;
-        kdai_place_journals(&placed, call->pieces[i].seq->n_tokens);
+        kdai_place_journals(&placed, piece->seq->n_tokens);
         conv.journal_at = placed.journal_at[which];
-        conv.spans = &call->pieces[i];
-        conv.n_spans = 1;
-        kdai_parallel(run, kdai_conv_blocks(&conv), kdai_conv_item, &conv);
     }
-    if (!call->verify)
-        kdai_parallel(run, conv.n_spans * kdai_conv_blocks(&conv), kdai_conv_item, &conv);
+    size_t blocks = (conv.dim + KDAI_CONV_CHANNELS - 1) / KDAI_CONV_CHANNELS;
+    for (size_t i = 0; i < blocks; i++) kdai_conv_item(&conv, head * blocks + i, worker);
 }
 
-static void kdai_layer_operate(const kdai_layer_call *call, const kda_run *run) {
+/* The operator on some pieces, in scratch rows. */
+static void kdai_layer_operator(const kdai_layer_call *call, const kdai_span *pieces,
+                                size_t n_pieces, size_t worker, kda_args *args,
+                                kdai_operator *op) {
+    memset(args, 0, sizeof *args);
+    memset(op, 0, sizeof *op);
+    args->q = kdai_reading(kdai_layer_rows(call, KDAI_Q, worker));
+    args->k = kdai_reading(kdai_layer_rows(call, KDAI_K, worker));
+    args->v = kdai_reading(kdai_layer_rows(call, KDAI_V, worker));
+    args->o = kdai_layer_rows(call, KDAI_V, worker);
+    args->g = kdai_input_at(call->args->g, call->first);
+    args->beta = kdai_input_at(call->args->beta, call->first);
+    args->A_log = call->layer->A_log;
+    args->dt_bias = call->layer->dt_bias;
+    op->kernels = call->kernels;
+    op->desc = &call->layer->op;
+    op->args = args;
+    op->spans = pieces;
+    op->n_spans = n_pieces;
+    op->batch = call->batch;
+    op->chunked = 1;
+    op->verify = call->verify;
+    op->tiles = 1;
+    op->tile_rows = op->desc->dim_v;
+}
+
+/* Gated norm of one head of a piece, from scratch rows. */
+static void kdai_layer_norm(const kdai_layer_call *call, const kdai_span *piece, size_t head,
+                            size_t worker) {
+    const kda_desc *op = &call->layer->op;
+    kdai_rows_call norm;
+    memset(&norm, 0, sizeof norm);
+    norm.weight = call->layer->norm_weight;
+    norm.dim = op->dim_v;
+    norm.x = kdai_reading(kdai_layer_rows(call, KDAI_V, worker));
+    norm.gate = call->args->gate, norm.y = call->args->o;
+    for (size_t t = 0; t < piece->n_tokens; t += KDAI_ROW_TOKENS) {
+        size_t left = piece->n_tokens - t, n = left < KDAI_ROW_TOKENS ? left : KDAI_ROW_TOKENS;
+        kdai_rows rows = kdai_rows_of(&norm, head, piece->token + t,
+                                      call->first + piece->token + t, n);
+        call->kernels->gated_norm(norm.weight, call->layer->norm_eps, &rows);
+    }
+}
+
+/* The value heads that a query/key head serves, i of n_heads / n_qk_heads. */
+static size_t kdai_served_head(const kda_desc *desc, size_t qk_head, size_t i) {
+    size_t n = kdai_qk_heads(desc);
+    return desc->head_map == KDA_HEADS_TILED ? i * n + qk_head : qk_head * (desc->n_heads / n) + i;
+}
+
+/* Everything for a query/key head of a piece and the value heads that it serves: what one part
+ * leaves in the cache the next one finds there. */
+static void kdai_layer_head_item(void *context, size_t item, size_t worker) {
+    const kdai_layer_call *call = (const kdai_layer_call *)context;
+    const kda_desc *desc = &call->layer->op;
+    size_t n = kdai_qk_heads(desc), qk_head = item % n;
+    const kdai_span *piece = &call->pieces[item / n];
     kda_args args;
     kdai_operator op;
-    memset(&args, 0, sizeof args);
-    memset(&op, 0, sizeof op);
-    args.q = kdai_reading(kdai_layer_rows(call, KDAI_Q));
-    args.k = kdai_reading(kdai_layer_rows(call, KDAI_K));
-    args.v = kdai_reading(kdai_layer_rows(call, KDAI_V));
-    args.o = kdai_layer_rows(call, KDAI_V);
-    args.g = kdai_input_at(call->args->g, call->first);
-    args.beta = kdai_input_at(call->args->beta, call->first);
-    args.A_log = call->layer->A_log;
-    args.dt_bias = call->layer->dt_bias;
-    op.kernels = call->kernels;
-    op.desc = &call->layer->op;
-    op.args = &args;
-    op.spans = call->pieces;
-    op.n_spans = call->n_pieces;
-    op.batch = call->batch;
-    op.chunked = 1;
-    op.verify = call->verify;
-    kdai_run_operator(&op, run, kdai_operator_item);
+    kdai_layer_operator(call, piece, 1, worker, &args, &op);
+    kdai_layer_convolve(call, piece, KDAI_Q, qk_head, worker);
+    kdai_layer_convolve(call, piece, KDAI_K, qk_head, worker);
+    for (size_t i = 0; i < desc->n_heads / n; i++) {
+        size_t head = kdai_served_head(desc, qk_head, i);
+        kdai_layer_convolve(call, piece, KDAI_V, head, worker);
+        kdai_operator_item(&op, head, worker);
+        kdai_layer_norm(call, piece, head, worker);
+    }
+}
+
+static void kdai_layer_conv_item(void *context, size_t item, size_t worker) {
+    const kdai_layer_call *call = (const kdai_layer_call *)context;
+    size_t qk = kdai_qk_heads(&call->layer->op), all = 2 * qk + call->layer->op.n_heads;
+    size_t head = item % all;
+    int which = head < qk ? KDAI_Q : head < 2 * qk ? KDAI_K : KDAI_V;
+    head -= which == KDAI_Q ? 0 : which == KDAI_K ? qk : 2 * qk;
+    kdai_layer_convolve(call, &call->pieces[item / all], which, head, worker);
 }
 
 static void kdai_layer_norm_item(void *context, size_t item, size_t worker) {
     const kdai_layer_call *call = (const kdai_layer_call *)context;
-    const kda_desc *op = &call->layer->op;
-    const kdai_span *piece = &call->pieces[item / op->n_heads];
-    kdai_rows_call norm;
-    (void)worker;
-    memset(&norm, 0, sizeof norm);
-    norm.kernels = call->kernels;
-    norm.weight = call->layer->norm_weight;
-    norm.n_heads = op->n_heads, norm.dim = op->dim_v, norm.eps = call->layer->norm_eps;
-    norm.x = kdai_reading(kdai_layer_rows(call, KDAI_V));
-    norm.gate = call->args->gate, norm.y = call->args->o;
-    for (size_t t = 0; t < piece->n_tokens; t += KDAI_ROW_TOKENS) {
-        size_t left = piece->n_tokens - t, n = left < KDAI_ROW_TOKENS ? left : KDAI_ROW_TOKENS;
-        kdai_rows rows = kdai_rows_of(&norm, item % op->n_heads, piece->token + t,
-                                      call->first + piece->token + t, n);
-        call->kernels->gated_norm(norm.weight, norm.eps, &rows);
+    size_t n_heads = call->layer->op.n_heads;
+    kdai_layer_norm(call, &call->pieces[item / n_heads], item % n_heads, worker);
+}
+
+/* The present block: in one round of whole heads if there are enough of them for the workers, else
+ * in three, of which the operator's divides heads. */
+static void kdai_run_block(kdai_layer_call *call, const kda_run *run) {
+    const kda_desc *desc = &call->layer->op;
+    size_t qk = kdai_qk_heads(desc), workers = kdai_workers(run);
+    kda_args args;
+    kdai_operator op;
+    call->by_head = workers == 1 || (workers <= qk && call->n_pieces * qk >= 2 * workers);
+    if (call->by_head) {
+        kdai_parallel(run, call->n_pieces * qk, kdai_layer_head_item, call);
+        return;
     }
+    kdai_parallel(run, call->n_pieces * (2 * qk + desc->n_heads), kdai_layer_conv_item, call);
+    kdai_layer_operator(call, call->pieces, call->n_pieces, 0, &args, &op);
+    kdai_run_operator(&op, run, kdai_operator_item);
+    kdai_parallel(run, call->n_pieces * desc->n_heads, kdai_layer_norm_item, call);
 }
 
 /* Where in the list of spans the next block begins. */
@@ -3133,11 +3193,7 @@ static kda_result kdai_run_layer(const kda_layer_desc *layer, const kda_layer_ar
     cursor.n_spans = kdai_list_spans(args->seqs, args->n_seqs, KDAI_STATE,
                                      verify ? KDA_RECURRENT : run->algorithm, call.batch.spans);
     if (verify) kdai_begin_layer_journals(&call, cursor.spans, cursor.n_spans);
-    while (kdai_next_block(&call, &cursor)) {
-        for (int i = 0; i < KDAI_CONVS; i++) kdai_layer_convolve(&call, i, run);
-        kdai_layer_operate(&call, run);
-        kdai_parallel(run, call.n_pieces * layer->op.n_heads, kdai_layer_norm_item, &call);
-    }
+    while (kdai_next_block(&call, &cursor)) kdai_run_block(&call, run);
     return KDA_OK;
 }
 
