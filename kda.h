@@ -728,9 +728,9 @@ KDA_API float kda_exp(float x) {
     return kdai_exp(x);
 }
 
-/* With z = exp(-|x|), no exponential of a positive number, and q = z / (1 + z):
- * 1 - q for x >= 0, z - z q = q below. The latter rounds the quotient's own errors away where z is
- * small, as the former does. */
+/* With z = exp(-|x|), so that there is no exponential of a positive number, and q = z / (1 + z):
+ * 1 - q for x >= 0, and z - z q, which is q, below: there the errors of sum and quotient count z
+ * times only, where q itself has them whole. */
 KDA_API float kda_sigmoid(float x) {
     float z = kdai_exp(-fabsf(x)), q = z / (1.0f + z), most = x >= 0.0f ? 1.0f : z;
     return fmaf(-most, q, most);
@@ -1273,7 +1273,7 @@ typedef struct kdai_token {
  * for each token, a step in bytes apart. */
 #define KDAI_ROW_TOKENS ((size_t)8)
 typedef struct kdai_rows {
-    size_t n, n_rows; /* n_rows: at most KDAI_ROW_TOKENS */
+    size_t n, n_rows;              /* n_rows: at most KDAI_ROW_TOKENS */
     const unsigned char *x, *gate; /* gate: of a gated norm */
     unsigned char *y;              /* may be x or gate */
     ptrdiff_t x_step, gate_step, y_step;
@@ -1289,7 +1289,7 @@ typedef struct kdai_conv_block {
     size_t width;
     int silu;
     float *taps; /* [width][padded] */
-    float *rows; /* [width - 1 + KDAI_CONV_TOKENS][padded]: inputs before those at hand, and these */
+    float *rows; /* [width - 1 + KDAI_CONV_TOKENS][padded]: inputs of the past, then at hand */
     float *sums; /* [KDAI_CONV_TOKENS][padded] */
     const unsigned char *x; /* the tokens at hand in the tensors, a step in bytes apart */
     unsigned char *y;
@@ -1297,7 +1297,8 @@ typedef struct kdai_conv_block {
     kda_type x_type, y_type;
 } kdai_conv_block;
 
-/* One set of kernels. Rows of scratch are padded with zeros to whole lanes, n is their padded length. */
+/* One set of kernels. Rows of scratch are padded with zeros to whole lanes, n is their padded
+ * length. */
 typedef struct kdai_kernels {
     kda_isa isa;
     size_t panel; /* value channels that the chunked algorithm takes side by side; 0: row by row */
@@ -1327,19 +1328,28 @@ static const kdai_kernels *kdai_kernels_for(const kda_run *run) {
     return kdai_kernels_of(run ? run->isa : KDA_ISA_AUTO);
 }
 
+/* A head of a token. */
+static const unsigned char *kdai_input_row(kda_input x, size_t token, size_t head) {
+    ptrdiff_t at = (ptrdiff_t)token * x.token_stride + (ptrdiff_t)head * x.head_stride;
+    return (const unsigned char *)x.data + at * (ptrdiff_t)kdai_type_bytes(x.type);
+}
+
+static unsigned char *kdai_result_row(kda_output y, size_t token, size_t head) {
+    ptrdiff_t at = (ptrdiff_t)token * y.token_stride + (ptrdiff_t)head * y.head_stride;
+    return (unsigned char *)y.data + at * (ptrdiff_t)kdai_type_bytes(y.type);
+}
+
 /* Elements first .. first + n - 1 of a head of a token. */
 static void kdai_load(const kdai_kernels *kernels, kda_input x, size_t token, size_t head,
                       size_t first, size_t n, float *to) {
-    ptrdiff_t at = (ptrdiff_t)token * x.token_stride + (ptrdiff_t)head * x.head_stride;
-    ptrdiff_t bytes = (at + (ptrdiff_t)first) * (ptrdiff_t)kdai_type_bytes(x.type);
-    kernels->to_floats((const unsigned char *)x.data + bytes, x.type, n, to);
+    const unsigned char *row = kdai_input_row(x, token, head);
+    kernels->to_floats(row + first * kdai_type_bytes(x.type), x.type, n, to);
 }
 
 static void kdai_store(const kdai_kernels *kernels, kda_output y, size_t token, size_t head,
                        size_t first, size_t n, const float *from) {
-    ptrdiff_t at = (ptrdiff_t)token * y.token_stride + (ptrdiff_t)head * y.head_stride;
-    ptrdiff_t bytes = (at + (ptrdiff_t)first) * (ptrdiff_t)kdai_type_bytes(y.type);
-    kernels->from_floats(from, y.type, n, (unsigned char *)y.data + bytes);
+    unsigned char *row = kdai_result_row(y, token, head);
+    kernels->from_floats(from, y.type, n, row + first * kdai_type_bytes(y.type));
 }
 
 /* Zeros from element n of a row up to whole lanes. */
@@ -2219,7 +2229,8 @@ KDA_API kda_result kda_state_export_kv(const kda_desc *desc, const void *state, 
     kda_result result = kdai_check_kv(desc, state, kv);
     if (result != KDA_OK) return result;
     size_t n = desc->n_heads * desc->dim_v * desc->dim_k;
-    for (size_t i = 0; i < n; i++) kv[kdai_kv_place(desc, i)] = kdai_element(state, desc->state_type, i);
+    for (size_t i = 0; i < n; i++)
+        kv[kdai_kv_place(desc, i)] = kdai_element(state, desc->state_type, i);
     return KDA_OK;
 }
 
@@ -2388,16 +2399,6 @@ typedef struct kdai_rows_call {
     kda_output y;
 } kdai_rows_call;
 
-static const unsigned char *kdai_input_row(kda_input x, size_t token, size_t head) {
-    ptrdiff_t at = (ptrdiff_t)token * x.token_stride + (ptrdiff_t)head * x.head_stride;
-    return (const unsigned char *)x.data + at * (ptrdiff_t)kdai_type_bytes(x.type);
-}
-
-static unsigned char *kdai_output_row_of(kda_output y, size_t token, size_t head) {
-    ptrdiff_t at = (ptrdiff_t)token * y.token_stride + (ptrdiff_t)head * y.head_stride;
-    return (unsigned char *)y.data + at * (ptrdiff_t)kdai_type_bytes(y.type);
-}
-
 /* n_rows tokens of one head; x may be at other tokens than gate and y. */
 static kdai_rows kdai_rows_of(const kdai_rows_call *call, size_t head, size_t x_token, size_t token,
                               size_t n_rows) {
@@ -2407,7 +2408,7 @@ static kdai_rows kdai_rows_of(const kdai_rows_call *call, size_t head, size_t x_
     rows.x = kdai_input_row(call->x, x_token, head);
     rows.x_type = call->x.type;
     rows.x_step = call->x.token_stride * (ptrdiff_t)kdai_type_bytes(call->x.type);
-    rows.y = kdai_output_row_of(call->y, token, head);
+    rows.y = kdai_result_row(call->y, token, head);
     rows.y_type = call->y.type;
     rows.y_step = call->y.token_stride * (ptrdiff_t)kdai_type_bytes(call->y.type);
     if (!call->weight) return rows;
@@ -2430,8 +2431,7 @@ static kda_result kdai_run_rows_call(kdai_rows_call *call, size_t n_tokens, cons
 static kdai_rows kdai_rows_of_item(const kdai_rows_call *call, size_t item, size_t *head) {
     size_t first = item / call->n_heads * KDAI_ROW_TOKENS, left = call->n_tokens - first;
     *head = item % call->n_heads;
-    return kdai_rows_of(call, *head, first, first,
-                        left < KDAI_ROW_TOKENS ? left : KDAI_ROW_TOKENS);
+    return kdai_rows_of(call, *head, first, first, left < KDAI_ROW_TOKENS ? left : KDAI_ROW_TOKENS);
 }
 
 static float kdai_row_element(const unsigned char *x, ptrdiff_t step, kda_type type, size_t row,
@@ -2697,9 +2697,9 @@ static void kdai_conv_open(const kdai_conv_call *call, size_t index, size_t work
 static void kdai_conv_pass(const kdai_conv_call *call, kdai_conv_block *block, size_t token,
                            size_t n, float *journal) {
     size_t past = block->width - 1, stride = block->padded;
-    block->x = kdai_input_row(call->x, token, block->head) +
-               block->first * kdai_type_bytes(block->x_type);
-    block->y = kdai_output_row_of(call->y, token, block->head) +
+    block->x =
+        kdai_input_row(call->x, token, block->head) + block->first * kdai_type_bytes(block->x_type);
+    block->y = kdai_result_row(call->y, token, block->head) +
                block->first * kdai_type_bytes(block->y_type);
     call->kernels->conv(block, n);
     for (size_t t = 0; journal && t < n; t++)
@@ -2729,8 +2729,7 @@ static void kdai_conv_item(void *context, size_t item, size_t worker) {
                        inputs ? inputs + (span->done + t) * desc->channels : NULL);
     }
     for (size_t i = 0; !call->verify && i < past; i++)
-        memcpy(window + i * desc->channels, block.rows + i * block.padded,
-               block.n * sizeof(float));
+        memcpy(window + i * desc->channels, block.rows + i * block.padded, block.n * sizeof(float));
 }
 
 static size_t kdai_carve_conv(const kda_conv_desc *desc, size_t n_seqs, const kda_run *run,
@@ -2837,9 +2836,9 @@ KDA_API kda_result kda_conv_commit(const kda_conv_desc *desc, const kda_seq *seq
 
 /* ==== 20. A whole layer =======================================================================
  *
- * Rows pass through in blocks of KDAI_LAYER_ROWS: convolutions into float32 scratch, operator in
- * place there, gated norm out. Long sequences are cut at multiples of KDA_CHUNK only, so that every
- * part gives the bits it would give on the whole. */
+ * Rows pass through in blocks of KDAI_LAYER_ROWS, head by head: convolutions into float32 scratch,
+ * operator in place there, gated norm out. Long sequences are cut at multiples of KDA_CHUNK only, so
+ * that every part gives the bits it would give on the whole. */
 
 #define KDAI_LAYER_ROWS ((size_t)64)
 enum { KDAI_Q, KDAI_K, KDAI_V, KDAI_CONVS };
@@ -2852,8 +2851,8 @@ typedef struct kdai_layer_call {
     kda_conv_desc conv[KDAI_CONVS];
     size_t window_at[KDAI_CONVS];  /* floats */
     size_t journal_at[KDAI_CONVS]; /* bytes */
-    float *rows[KDAI_CONVS]; /* [heads][KDAI_LAYER_ROWS][dim] each; outputs replace values */
-    int by_head;             /* each worker uses the rows of one head for whichever it has */
+    float *rows[KDAI_CONVS];       /* [heads][KDAI_LAYER_ROWS][dim] each; outputs replace values */
+    int by_head;                   /* each worker uses the rows of one head for whichever it has */
     kdai_batch batch;
     kdai_span *pieces; /* [KDAI_LAYER_ROWS]: what is in the present block */
     size_t n_pieces;
@@ -2996,8 +2995,7 @@ static void kdai_layer_convolve(const kdai_layer_call *call, const kdai_span *pi
 
 /* The operator on some pieces, in scratch rows. */
 static void kdai_layer_operator(const kdai_layer_call *call, const kdai_span *pieces,
-                                size_t n_pieces, size_t worker, kda_args *args,
-                                kdai_operator *op) {
+                                size_t n_pieces, size_t worker, kda_args *args, kdai_operator *op) {
     memset(args, 0, sizeof *args);
     memset(op, 0, sizeof *op);
     args->q = kdai_reading(kdai_layer_rows(call, KDAI_Q, worker));
@@ -3032,8 +3030,8 @@ static void kdai_layer_norm(const kdai_layer_call *call, const kdai_span *piece,
     norm.gate = call->args->gate, norm.y = call->args->o;
     for (size_t t = 0; t < piece->n_tokens; t += KDAI_ROW_TOKENS) {
         size_t left = piece->n_tokens - t, n = left < KDAI_ROW_TOKENS ? left : KDAI_ROW_TOKENS;
-        kdai_rows rows = kdai_rows_of(&norm, head, piece->token + t,
-                                      call->first + piece->token + t, n);
+        kdai_rows rows =
+            kdai_rows_of(&norm, head, piece->token + t, call->first + piece->token + t, n);
         call->kernels->gated_norm(norm.weight, call->layer->norm_eps, &rows);
     }
 }
@@ -3299,9 +3297,9 @@ KDA_API kda_result kda_layer_commit(const kda_layer_desc *layer, const kda_seq *
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/* Added to a whole number n of -150 .. 0 it leaves n + 192 in the low bits of the sum, which moved up
- * to the exponent's place make 2^(n + 65): a normal number, so that a product with it is exact, and
- * one with 2^-65 after it rounds once even if the result is subnormal. */
+/* Added to a whole number n of -150 .. 0 it leaves n + 192 in the low bits of the sum, which moved
+ * up to the exponent's place make 2^(n + 65): a normal number, so that a product with it is exact,
+ * and one with 2^-65 after it rounds once even if the result is subnormal. */
 #define KDAI_EXPONENTS (0x1.8p23f + 192.0f)
 
 #if KDAI_X86
@@ -3646,8 +3644,7 @@ KDAI_INLINE kdai_wide_neon kdai_minus_magnitude_neon(kdai_wide_neon x) {
     KDAI_EACH4 x.val[i] = vnegq_f32(vabsq_f32(x.val[i]));
     return x;
 }
-KDAI_INLINE kdai_wide_neon kdai_by_sign_neon(kdai_wide_neon x, kdai_wide_neon y,
-                                             kdai_wide_neon z) {
+KDAI_INLINE kdai_wide_neon kdai_by_sign_neon(kdai_wide_neon x, kdai_wide_neon y, kdai_wide_neon z) {
     KDAI_EACH4 {
         uint32x4_t is_set = vcltzq_s32(vreinterpretq_s32_f32(x.val[i]));
         z.val[i] = vbslq_f32(is_set, z.val[i], y.val[i]);
@@ -3763,12 +3760,12 @@ static void kdai_transpose4(const float *from, size_t from_stride, size_t n, flo
 #endif
 
 static const kdai_kernels kdai_kernels_scalar = {
-    KDA_ISA_SCALAR,      0,
-    kdai_to_floats,      kdai_from_floats,
-    kdai_prepare_token,  kdai_log_decay_rows,
-    kdai_l2_norm_rows,    kdai_gated_norm_rows,
-    kdai_conv_rows,      kdai_update_row,
-    kdai_recurrent,      kdai_chunk_prepare,
+    KDA_ISA_SCALAR,     0,
+    kdai_to_floats,     kdai_from_floats,
+    kdai_prepare_token, kdai_log_decay_rows,
+    kdai_l2_norm_rows,  kdai_gated_norm_rows,
+    kdai_conv_rows,     kdai_update_row,
+    kdai_recurrent,     kdai_chunk_prepare,
     kdai_chunk_row,
 };
 
@@ -3925,8 +3922,7 @@ KDAI_KERNEL_INLINE KDAI_TWO KDAI_(exp)(KDAI_TWO x) {
     p = KDAI_(step)(p, r, 0.5f);
     p = KDAI_(two_fma)(KDAI_(two_mul)(p, r), r, r);
     KDAI_TWO y = KDAI_(two_add)(p, KDAI_(two_set)(1.0f));
-    return KDAI_(two_mul)(KDAI_(two_mul)(y, KDAI_(two_power)(shifted)),
-                          KDAI_(two_set)(0x1p-65f));
+    return KDAI_(two_mul)(KDAI_(two_mul)(y, KDAI_(two_power)(shifted)), KDAI_(two_set)(0x1p-65f));
 }
 
 /* kda_sigmoid. At x = -0 z is 1. */
