@@ -1271,7 +1271,7 @@ typedef struct kdai_token {
 
 /* Rows of n elements of one head on their way through a gate or a norm, from tensor to tensor: one
  * for each token, a step in bytes apart. */
-#define KDAI_ROW_TOKENS ((size_t)8)
+#define KDAI_ROW_TOKENS ((size_t)4)
 typedef struct kdai_rows {
     size_t n, n_rows;              /* n_rows: at most KDAI_ROW_TOKENS */
     const unsigned char *x, *gate; /* gate: of a gated norm */
@@ -1281,7 +1281,7 @@ typedef struct kdai_rows {
 } kdai_rows;
 
 /* Tokens that pass through a block of channels of a convolution at once. */
-#define KDAI_CONV_TOKENS ((size_t)16)
+#define KDAI_CONV_TOKENS ((size_t)8)
 
 /* Channels first .. first + n - 1 of a head while tokens pass: whole lanes, whatever n is. */
 typedef struct kdai_conv_block {
@@ -2723,8 +2723,6 @@ static void kdai_conv_item(void *context, size_t item, size_t worker) {
                       block.rows, block.padded);
     for (size_t t = 0; t < span->n_tokens; t += n) {
         if (n > span->n_tokens - t) n = span->n_tokens - t;
-        for (size_t i = t + n; i < t + 2 * n && i < span->n_tokens; i++)
-            kdai_prefetch_row(call->x, span->token + i, block.head, block.first, block.n);
         kdai_conv_pass(call, &block, span->token + t, n,
                        inputs ? inputs + (span->done + t) * desc->channels : NULL);
     }
