@@ -409,8 +409,9 @@ static void same_bits_for_any_threads(void) {
     static const size_t n[] = {3, 0, 5, 70, 1, 2};
     test_seed(7);
     for (int type = KDA_F32; type <= KDA_F16; type++) {
-        kda_layer_desc layer = layer_new(2, 1, 5, 37, 4);
+        kda_layer_desc layer = layer_new(4, 2, 5, 37, 4); /* whole heads for two, tiles for more */
         layer.op.state_type = (kda_type)type;
+        layer.op.head_map = type == KDA_F16 ? KDA_HEADS_TILED : KDA_HEADS_GROUPED;
         batch b = batch_new(&layer, n, 6, 1u << 2, NULL, -1), want = batch_copy(&b);
         batch_run(&want, run_as(KDA_AUTO));
         for (size_t threads = 1; threads <= 8; threads++)
@@ -423,6 +424,29 @@ static void same_bits_for_any_threads(void) {
                 batch_free(&got);
             }
         batch_free(&b), batch_free(&want);
+        layer_free(&layer);
+    }
+}
+
+/* A parallel_for that counts its calls. */
+static void counting(void *user, size_t n, kda_task task, void *context) {
+    ++*(size_t *)user;
+    for (size_t i = 0; i < n; i++) task(context, i);
+}
+
+/* One round for a block of rows while there are two heads for each worker, else three. */
+static void rounds_are_as_few_as_the_manual_says(void) {
+    static const size_t n = 65;
+    test_seed(31);
+    for (size_t threads = 2; threads <= 3; threads++) {
+        kda_layer_desc layer = layer_new(4, 4, 5, 37, 4);
+        batch b = batch_new(&layer, &n, 1, 0, NULL, -1);
+        kda_run run = run_as(KDA_AUTO);
+        size_t rounds = 0;
+        run.parallel_for = counting, run.user = &rounds, run.n_threads = threads;
+        batch_run(&b, run);
+        CHECK_MSG(rounds == (threads == 2 ? 2 : 6), "%zu rounds of %zu threads", rounds, threads);
+        batch_free(&b);
         layer_free(&layer);
     }
 }
@@ -1045,6 +1069,7 @@ int main(void) {
     TEST(equal_to_the_parts_with_any_gate);
     TEST(width_1_needs_no_window);
     TEST(same_bits_for_any_threads);
+    TEST(rounds_are_as_few_as_the_manual_says);
     TEST(against_float64);
     TEST(any_split_gives_the_same_bits);
     TEST(speculation_of_every_count);
