@@ -221,7 +221,7 @@ static size_t mlai_ranges(size_t n_keys) {
 static mlai_scratch mlai_place(const mla_desc *desc, size_t n, size_t capacity, size_t n_threads,
                                mlai_arena *arena) {
     mlai_scratch s;
-    size_t heads = desc->n_heads, ranges = mlai_ranges(capacity);
+    size_t heads = desc->n_heads, ranges = capacity > MLA_RANGE ? mlai_ranges(capacity) : 0;
     mlai_arena counting = {NULL, 0, false};
     mlai_place_worker(desc, &counting);
     arena->overflow = arena->overflow || counting.overflow;

@@ -321,7 +321,8 @@ static void sequences_are_independent(void) {
     free(absorbed), free(mix), free(scratch);
 }
 
-/* Products of bf16 pairs: the error of operands of 8 bits; a NaN stays with those who see it. */
+/* Products of bf16 pairs: operands of 8 bits give scores of size 5 an error near 1e-2, which the
+ * weights inherit. A NaN stays with those who see it. */
 static void bf16_dots(void) {
     linear_run run = {KDA_ISA_AUTO, NULL, true};
     mla_desc desc = {5, 1, 32, 1, 96, 0, 1e-6f, LINEAR_BF16};
@@ -333,8 +334,8 @@ static void bf16_dots(void) {
         for (size_t n_tokens = 1; n_tokens <= 3; n_tokens += 2) {
             mix_problem p = mix_new_of(&desc, n_keys, n_tokens);
             mla_mix(&run, &p.desc, p.absorbed, &p.seq, 1, p.mix, p.scratch);
-            check_mix(&p, 0, 0, 6e-3);
-            check_mix(&p, n_tokens - 1, 4, 6e-3);
+            check_mix(&p, 0, 0, 2e-2);
+            check_mix(&p, n_tokens - 1, 4, 2e-2);
             unsigned char *last =
                 (unsigned char *)p.seq.cache + (n_keys - 1) * mla_cache_row_bytes(&desc);
             memset(last, 0xff, mla_cache_row_bytes(&desc));
