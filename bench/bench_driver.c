@@ -106,9 +106,8 @@ static void dense(void *bench_, const void *group_, int isa, size_t threads) {
     p.x = bench_floats(p.n * g->cols), p.y = bench_floats(p.n * g->rows);
     bench_fill(p.x, p.n * g->cols, 1, -1, 1);
     bench_limit limit = limit_of(b, isa, threads, p.bytes, p.n_bytes);
-    bench_entry entry[2] = {
-        bench_contestant(run_product, &p),
-        bench_contestant(p.n == 1 ? bench_run_read : bench_run_fma, &limit)};
+    bench_entry entry[2] = {bench_contestant(run_product, &p),
+                            bench_contestant(p.n == 1 ? bench_run_read : bench_run_fma, &limit)};
     bench_measure(b, entry, 2);
     run_product(&p);
     snprintf(dims, sizeof dims, "%zux%zu", g->rows, g->cols);
@@ -155,7 +154,8 @@ static double attention_error(const attention *a) {
         double max = -HUGE_VAL, sum = 0;
         for (size_t pass = 0; pass < 2; pass++) {
             for (size_t j = 0; j < n_keys; j++) {
-                linear cached = {d->cache, n_keys, width, (const unsigned char *)a->seq.cache, NULL};
+                linear cached = {d->cache, n_keys, width, (const unsigned char *)a->seq.cache,
+                                 NULL};
                 linear_expand(&cached, j, 0, width, key);
                 if (pass == 0) {
                     for (size_t i = 0; i < width; i++) score[j] += (double)q[i] * (double)key[i];
@@ -208,27 +208,62 @@ static double attention_flops(const attention *a) {
            (double)(mla_cache_width(&a->desc) + a->desc.latent);
 }
 
-static void mla(void *bench_, const void *group_, int isa, size_t threads) {
-    bench *b = (bench *)bench_;
-    const group *g = (const group *)group_;
+/* Peak of products of bf16 in pairs: registers only, as the benches' multiply-adds. */
+#if KERNELS_HAVE_AVX512 && (defined(__clang__) || __GNUC__ >= 11)
+static KERNELS_BF16_TARGET void bf16_steps(size_t steps) {
+    __m512 acc[16];
+    __m512bh x = (__m512bh)_mm512_set1_epi32(bench_zero);
+#pragma GCC unroll 16
+    for (size_t i = 0; i < 16; i++) acc[i] = _mm512_setzero_ps();
+    for (; steps > 0; steps--) {
+#pragma GCC unroll 16
+        for (size_t i = 0; i < 16; i++) acc[i] = _mm512_dpbf16_ps(acc[i], x, x);
+    }
+    for (size_t i = 1; i < 16; i++) acc[0] = _mm512_add_ps(acc[0], acc[i]);
+    bench_sink = _mm512_reduce_add_ps(acc[0]);
+}
+static const double bf16_flops_per_step = 16 * 64;
+#else
+static void bf16_steps(size_t steps) {
+    (void)steps;
+}
+static const double bf16_flops_per_step = 1;
+#endif
+
+static void attend(bench *b, const group *g, int isa, size_t threads, bool bf16_dots) {
     parallel pool;
     open_pool(&pool, threads);
     attention a = attention_new(g, isa, &pool);
+    bench_kernels peak = *bench_kernels_of(kda_isa_name((kda_isa)isa));
     bench_limit limit = limit_of(b, isa, threads, NULL, 0);
-    bench_entry entry[2] = {bench_contestant(run_attention, &a),
-                            bench_contestant(bench_run_fma, &limit)};
-    bench_measure(b, entry, 2);
-    bench_row row = bench_row_of(&entry[0], 1, g->is.name, "");
-    row.isa = kda_isa_name((kda_isa)isa), row.count = g->rows, row.dims = "512+64";
-    row.tokens = g->tokens, row.threads = threads;
-    row.bytes = (double)(g->cols * mla_cache_row_bytes(&a.desc));
-    row.flops = attention_flops(&a);
-    row.error = attention_error(&a), row.bound = 2e-6;
-    row.limit = "fma";
-    row.fraction = bench_speed(&entry[0], &entry[1]) * row.flops / bench_fma_flops(&limit);
-    bench_print_row(b, &row);
+    a.run.bf16_dots = bf16_dots;
+    if (!bf16_dots || mla_has_bf16_dots(&a.run, &a.desc)) {
+        if (bf16_dots) peak.fma = bf16_steps, peak.flops_per_step = bf16_flops_per_step;
+        limit.kernels = &peak;
+        bench_entry entry[2] = {bench_contestant(run_attention, &a),
+                                bench_contestant(bench_run_fma, &limit)};
+        bench_measure(b, entry, 2);
+        bench_row row = bench_row_of(&entry[0], 1, g->is.name, "");
+        row.isa = kda_isa_name((kda_isa)isa), row.count = g->rows, row.dims = "512+64";
+        row.tokens = g->tokens, row.threads = threads;
+        row.bytes = (double)(g->cols * mla_cache_row_bytes(&a.desc));
+        row.flops = attention_flops(&a);
+        row.error = attention_error(&a), row.bound = bf16_dots ? 1e-2 : 2e-6;
+        row.limit = bf16_dots ? "bf16" : "fma";
+        row.fraction = bench_speed(&entry[0], &entry[1]) * row.flops / bench_fma_flops(&limit);
+        bench_print_row(b, &row);
+    }
     free(a.absorbed), free(a.mix), free(a.scratch), free(a.seq.cache);
     parallel_close(&pool);
+}
+
+static void mla(void *bench_, const void *group_, int isa, size_t threads) {
+    attend((bench *)bench_, (const group *)group_, isa, threads, false);
+}
+
+/* No row where the processor has no such products. */
+static void mla_dots(void *bench_, const void *group_, int isa, size_t threads) {
+    attend((bench *)bench_, (const group *)group_, isa, threads, true);
 }
 
 /* ==== The run ================================================================================== */
@@ -249,9 +284,10 @@ static const group groups[] = {
     {{"linear-bf16-128", dense, 1, ONE_QUICK}, LINEAR_BF16, 4096, 2304, 128},
     {{"linear-bf16-512", dense, 1, FULL_RUNS}, LINEAR_BF16, 4096, 2304, 512},
     {{"linear-mxfp4-128", dense, 1, FULL_RUNS}, LINEAR_MXFP4, 4096, 2304, 128},
-    /* of mla: cache type, heads, keys, tokens */
+    /* of mla: cache type, heads, keys, tokens; -dots: with products of bf16 */
     {{"mla-bf16-4096", mla, 1, FULL_RUNS}, LINEAR_BF16, 32, 4096, 1},
     {{"mla-bf16-32768", mla, 1, ONE_QUICK}, LINEAR_BF16, 32, 32768, 1},
+    {{"mla-bf16-32768-dots", mla_dots, 1, FULL_RUNS}, LINEAR_BF16, 32, 32768, 1},
     {{"mla-f16-32768", mla, 1, FULL_RUNS}, LINEAR_F16, 32, 32768, 1},
     {{"mla-f32-32768", mla, 1, FULL_RUNS}, LINEAR_F32, 32, 32768, 1},
     {{"mla-bf16-prefill-64", mla, 1, FULL_RUNS}, LINEAR_BF16, 32, 4096, 64},

@@ -72,7 +72,7 @@ typedef struct kernels_bf16 {
 #define KERNELS_BF16_STEP 32
 
 /* Null where `isa` or the processor has none. */
-static const kernels_bf16 *kernels_bf16_of(kda_isa isa);
+LINEAR_API const kernels_bf16 *kernels_bf16_of(kda_isa isa);
 
 #define KERNELS_LANES_MOST 16
 #define KERNELS_TALL 4 /* rows of a register block */
@@ -548,13 +548,13 @@ static KERNELS_BF16_TARGET void kernelsi_bf16_mix(const float *p, size_t p_strid
     }
 }
 
-static const kernels_bf16 *kernels_bf16_of(kda_isa isa) {
+LINEAR_API const kernels_bf16 *kernels_bf16_of(kda_isa isa) {
     static const kernels_bf16 set = {kernelsi_bf16_dots, kernelsi_bf16_pair, kernelsi_bf16_mix};
     if (kernels_of(isa)->isa != KDA_ISA_AVX512) return NULL;
     return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") ? &set : NULL;
 }
 #else
-static const kernels_bf16 *kernels_bf16_of(kda_isa isa) {
+LINEAR_API const kernels_bf16 *kernels_bf16_of(kda_isa isa) {
     (void)isa;
     return NULL;
 }
@@ -663,42 +663,41 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_block)(linear_type type, const unsigned
     for (size_t j = 0; j < wide; j++) KERNELS_(sum4)(acc[j], sum[j]);
 }
 
-/* Rows in fours, the last four filled up with repetitions of the last row, whose sums are left. */
-KERNELS_KERNEL_INLINE void KERNELS_(dots_columns)(const kernels_matrix *a, linear_type type,
-                                                  size_t m, const float *b, size_t b_stride,
-                                                  size_t wide, size_t k, size_t span, bool add,
-                                                  float *c, size_t c_i, size_t c_j) {
-    for (size_t first = 0; first < m; first += KERNELS_TALL) {
-        float sum[KERNELS_WIDE][KERNELS_TALL];
-        size_t count = m - first < KERNELS_TALL ? m - first : KERNELS_TALL;
-        for (size_t col = 0; col < k; col += span) {
-            const unsigned char *row[KERNELS_TALL], *scale[KERNELS_TALL];
-            size_t width = k - col < span ? k - col : span;
-            for (size_t r = 0; r < KERNELS_TALL; r++) {
-                size_t i = first + (r < count ? r : count - 1);
-                row[r] = a->data + i * a->row_bytes + linear_row_bytes(type, col);
-                scale[r] = NULL;
-                if (type == LINEAR_MXFP4)
-                    scale[r] = a->scale + i * a->row_scales + col / LINEAR_MXFP4_GROUP;
-            }
-            KERNELS_(dots_block)(type, row, scale, b + col, b_stride, wide, width, sum);
-            for (size_t j = 0; j < wide; j++)
-                for (size_t r = 0; r < count; r++) {
-                    float *to = c + (first + r) * c_i + j * c_j;
-                    *to = add || col > 0 ? *to + sum[j][r] : sum[j][r];
-                }
+/* `count` rows of a from `first` on, at most KERNELS_TALL, against `wide` columns, a constant. Where
+ * rows are missing the last one is repeated, and the sums of the repetitions are left. */
+KERNELS_KERNEL_INLINE void KERNELS_(dots_spans)(const kernels_matrix *a, linear_type type,
+                                                size_t first, size_t count, const float *b,
+                                                size_t b_stride, size_t wide, size_t k, size_t span,
+                                                bool add, float *c, size_t c_i, size_t c_j) {
+    float sum[KERNELS_WIDE][KERNELS_TALL];
+    for (size_t col = 0; col < k; col += span, add = true) {
+        const unsigned char *row[KERNELS_TALL], *scale[KERNELS_TALL];
+        size_t width = k - col < span ? k - col : span;
+        for (size_t r = 0; r < KERNELS_TALL; r++) {
+            size_t i = first + (r < count ? r : count - 1);
+            row[r] = a->data + i * a->row_bytes + linear_row_bytes(type, col);
+            scale[r] = NULL;
+            if (type == LINEAR_MXFP4)
+                scale[r] = a->scale + i * a->row_scales + col / LINEAR_MXFP4_GROUP;
         }
+        KERNELS_(dots_block)(type, row, scale, b + col, b_stride, wide, width, sum);
+        for (size_t j = 0; j < wide; j++)
+            for (size_t r = 0; r < count; r++) {
+                float *to = c + (first + r) * c_i + j * c_j;
+                *to = add ? *to + sum[j][r] : sum[j][r];
+            }
     }
 }
 
-KERNELS_KERNEL_INLINE void KERNELS_(dots_type)(const kernels_matrix *a, linear_type type, size_t m,
-                                               const float *b, size_t b_stride, size_t n, size_t k,
-                                               size_t span, bool add, float *c, size_t c_i,
-                                               size_t c_j) {
+/* The same for any number of columns. */
+KERNELS_KERNEL_INLINE void KERNELS_(dots_columns)(const kernels_matrix *a, linear_type type,
+                                                  size_t first, size_t count, const float *b,
+                                                  size_t b_stride, size_t n, size_t k, size_t span,
+                                                  bool add, float *c, size_t c_i, size_t c_j) {
     size_t j = 0;
 #define KERNELS_COLUMNS(wide)                                                                      \
-    KERNELS_(dots_columns)                                                                         \
-    (a, type, m, b + j * b_stride, b_stride, wide, k, span, add, c + j * c_j, c_i, c_j)
+    KERNELS_(dots_spans)                                                                           \
+    (a, type, first, count, b + j * b_stride, b_stride, wide, k, span, add, c + j * c_j, c_i, c_j)
     for (; j + KERNELS_WIDE <= n; j += KERNELS_WIDE) KERNELS_COLUMNS(KERNELS_WIDE);
     switch (n - j) { /* less than KERNELS_WIDE, which is at most 6 */
     case 1: KERNELS_COLUMNS(1); break;
@@ -713,6 +712,19 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_type)(const kernels_matrix *a, linear_t
     default: break;
     }
 #undef KERNELS_COLUMNS
+}
+
+/* Some blocks of columns stay in the first cache while all rows go by. */
+KERNELS_KERNEL_INLINE void KERNELS_(dots_type)(const kernels_matrix *a, linear_type type, size_t m,
+                                               const float *b, size_t b_stride, size_t n, size_t k,
+                                               size_t span, bool add, float *c, size_t c_i,
+                                               size_t c_j) {
+    const size_t most = 2 * KERNELS_WIDE;
+    for (size_t j = 0; j < n; j += most)
+        for (size_t first = 0; first < m; first += KERNELS_TALL)
+            KERNELS_(dots_columns)
+            (a, type, first, m - first < KERNELS_TALL ? m - first : KERNELS_TALL, b + j * b_stride,
+             b_stride, n - j < most ? n - j : most, k, span, add, c + j * c_j, c_i, c_j);
 }
 
 KERNELS_KERNEL void KERNELS_(dots)(const kernels_matrix *a, size_t m, const float *b,
