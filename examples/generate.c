@@ -4,10 +4,14 @@
  *     build/generate MODEL_DIR --tokens ids.txt --logits logits.f32
  *
  * Arguments, files and printing are here; the model is in hybrid.h. Exit status: 0, or 1 for bad
- * input, or 2 for bad usage, with one line on stderr.
+ * input, or 2 for bad usage, with one line on stderr, the last there.
  */
-#define HYBRID_IMPLEMENTATION
+#define HYBRID_SAVED_IMPLEMENTATION
+#include "saved.h"
+
 #include "hybrid.h"
+#include "output.h"
+#include "parallel.h"
 
 #include <errno.h>
 #include <math.h>
@@ -18,9 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#if JSON_POSIX
-#include <sys/stat.h>
-#endif
 
 static const char help[] =
     "usage: generate MODEL_DIR (--tokens FILE | --prompt TEXT) [options]\n"
@@ -43,6 +44,12 @@ static const char help[] =
     "                      the running sum after the embedding and after each layer, for\n"
     "                      each input token\n"
     "\n"
+    "sessions\n"
+    "  --save-session FILE save at the end what was read: the input and all generated tokens\n"
+    "                      but the last\n"
+    "  --load-session FILE go on from there: the input follows the tokens of that session,\n"
+    "                      which must be of the same model and --cache\n"
+    "\n"
     "choice of each token\n"
     "  --temperature X     0 takes the most likely, the lower id among equals (default 0)\n"
     "  --top-k N           draw from the N most likely; 0 means all (default 0)\n"
@@ -51,20 +58,26 @@ static const char help[] =
     "  --seed N            of the draws (default 1)\n"
     "\n"
     "how to run\n"
-    "  --threads N         at least 1. This version works in one thread; results do not\n"
-    "                      depend on it\n"
-    "  --isa NAME          auto, scalar, avx2, avx512 or neon: kernels of KDA and of\n"
-    "                      Attention Residuals (default: $KDA_ISA, or auto)\n"
+    "  --threads N         at least 1 (default: one a processor, at most 32); results do\n"
+    "                      not depend on it\n"
+    "  --cache TYPE        f32, f16 or bf16: numbers of the latent cache of full attention\n"
+    "                      (default f32); the others take half the memory and round\n"
+    "  --isa NAME          auto, scalar, avx2, avx512 or neon: which kernels run (default:\n"
+    "                      $KDA_ISA, or auto)\n"
     "  --help              this text\n"
     "\n"
-    "Speed and memory go to standard error. Exit status: 1 for bad input, 2 for bad usage.\n";
+    "Memory, before it is used, and speed go to standard error. Exit status: 1 for bad\n"
+    "input, 2 for bad usage.\n";
 
 /* ---- Arguments ---- */
 
+/* Threads unless told otherwise: beyond some number memory is what a token waits for. */
+#define MOST_THREADS 32
+
 typedef struct options {
-    const char *model, *tokens, *prompt, *logits, *dump;
-    size_t generate, split;
-    size_t threads; /* checked, not used: the work is serial */
+    const char *model, *tokens, *prompt, *logits, *dump, *save, *load;
+    size_t generate, split, threads;
+    linear_type cache;
     kda_isa isa;
     double temperature, top_p;
     size_t top_k;
@@ -72,14 +85,14 @@ typedef struct options {
     bool help;
 } options;
 
-typedef enum option_kind { TEXT, SIZE, SEED, REAL, ISA } option_kind;
+typedef enum option_kind { TEXT, SIZE, SEED, REAL, ISA, CACHE } option_kind;
 
 /* The options that take a value, and where it goes. */
 static const struct option {
     const char *name;
     option_kind kind;
     size_t place;     /* in `options` */
-    double low, high; /* SIZE: low only; REAL: both */
+    double low, high; /* REAL; SIZE, whose high 0 means none */
 } option_list[] = {
     {"--tokens", TEXT, offsetof(options, tokens), 0, 0},
     {"--prompt", TEXT, offsetof(options, prompt), 0, 0},
@@ -91,7 +104,10 @@ static const struct option {
     {"--top-k", SIZE, offsetof(options, top_k), 0, 0},
     {"--top-p", REAL, offsetof(options, top_p), 1e-9, 1},
     {"--seed", SEED, offsetof(options, seed), 0, 0},
-    {"--threads", SIZE, offsetof(options, threads), 1, 0},
+    {"--save-session", TEXT, offsetof(options, save), 0, 0},
+    {"--load-session", TEXT, offsetof(options, load), 0, 0},
+    {"--threads", SIZE, offsetof(options, threads), 1, PARALLEL_MAX_THREADS},
+    {"--cache", CACHE, offsetof(options, cache), 0, 0},
     {"--isa", ISA, offsetof(options, isa), 0, 0},
 };
 
@@ -113,9 +129,10 @@ static bool parse_integer(const char *name, const char *text, uint64_t low, uint
     return true;
 }
 
-static bool parse_size(const char *name, const char *text, double low, size_t *value, error *e) {
-    uint64_t number = 0;
-    bool ok = parse_integer(name, text, (uint64_t)low, SIZE_MAX / 2, &number, e);
+static bool parse_size(const char *name, const char *text, double low, double high, size_t *value,
+                       error *e) {
+    uint64_t number = 0, most = high > 0 ? (uint64_t)high : SIZE_MAX / 2;
+    bool ok = parse_integer(name, text, (uint64_t)low, most, &number, e);
     *value = (size_t)number;
     return ok;
 }
@@ -139,6 +156,19 @@ static bool parse_isa(const char *name, const char *text, kda_isa *value, error 
                      text);
 }
 
+static bool parse_cache(const char *name, const char *text, linear_type *value, error *e) {
+    static const struct {
+        const char *name;
+        linear_type type;
+    } caches[] = {{"f32", LINEAR_F32}, {"f16", LINEAR_F16}, {"bf16", LINEAR_BF16}};
+    for (size_t i = 0; i < sizeof caches / sizeof *caches; i++)
+        if (strcmp(text, caches[i].name) == 0) {
+            *value = caches[i].type;
+            return true;
+        }
+    return error_set(e, "%s: expected f32, f16 or bf16, found \"%.40s\"", name, text);
+}
+
 static bool parse_option(const struct option *option, options *o, const char *text, error *e) {
     const char *name = option->name;
     void *place = (char *)o + option->place;
@@ -147,20 +177,25 @@ static bool parse_option(const struct option *option, options *o, const char *te
         *(const char **)place = text;
         return true;
     case SIZE:
-        return parse_size(name, text, option->low, (size_t *)place, e);
+        return parse_size(name, text, option->low, option->high, (size_t *)place, e);
     case SEED:
         return parse_integer(name, text, 0, UINT64_MAX, (uint64_t *)place, e);
     case REAL:
         return parse_real(name, text, option->low, option->high, (double *)place, e);
     case ISA:
         return parse_isa(name, text, (kda_isa *)place, e);
+    case CACHE:
+        return parse_cache(name, text, (linear_type *)place, e);
     }
     return false;
 }
 
 static bool parse_arguments(options *o, int argc, char **argv, error *e) {
     memset(o, 0, sizeof *o);
-    o->generate = 64, o->split = SIZE_MAX, o->threads = 1, o->top_p = 1, o->seed = 1;
+    size_t processors = parallel_processors();
+    o->generate = 64, o->split = SIZE_MAX, o->top_p = 1, o->seed = 1;
+    o->threads = processors < MOST_THREADS ? processors : MOST_THREADS;
+    o->cache = LINEAR_F32;
     const char *isa = getenv("KDA_ISA");
     if (isa && !parse_isa("KDA_ISA", isa, &o->isa, e)) return false;
     for (int i = 1; i < argc; i++) {
@@ -262,64 +297,6 @@ static bool read_input(const options *o, token_list *list, error *e) {
 
 /* ---- Output files ---- */
 
-/* A file appears under its name when it is complete; until then it is NAME.part. What is there and
- * no regular file (a pipe, a device) is written to directly. */
-typedef struct output {
-    const char *path;
-    char part[4096];
-    FILE *file;
-} output;
-
-static bool is_special(const char *path) {
-#if JSON_POSIX
-    struct stat status;
-    return stat(path, &status) == 0 && !S_ISREG(status.st_mode);
-#else
-    (void)path;
-    return false;
-#endif
-}
-
-static bool output_open(output *out, const char *path, error *e) {
-    const char *suffix = is_special(path) ? "" : ".part";
-    out->path = path;
-    int n = snprintf(out->part, sizeof out->part, "%s%s", path, suffix);
-    if (n < 0 || (size_t)n >= sizeof out->part)
-        return error_set(e, "%.60s...: expected a shorter path", path);
-    out->file = fopen(out->part, "wb");
-    return out->file || error_set(e, "%s: cannot write: %s", out->part, strerror(errno));
-}
-
-/* Little-endian on every machine. */
-static bool output_floats(output *out, const float *values, size_t n, error *e) {
-    unsigned char bytes[4096];
-    for (size_t first = 0, count; first < n; first += count) {
-        count = n - first < sizeof bytes / 4 ? n - first : sizeof bytes / 4;
-        for (size_t i = 0; i < count; i++) {
-            uint32_t bits;
-            memcpy(&bits, &values[first + i], sizeof bits);
-            for (size_t b = 0; b < 4; b++)
-                bytes[4 * i + b] = (unsigned char)(bits >> 8 * b);
-        }
-        if (fwrite(bytes, 4, count, out->file) != count)
-            return error_set(e, "%s: cannot write: %s", out->part, strerror(errno));
-    }
-    return true;
-}
-
-/* Ends a file; `ok`: all of it has been written. On failure nothing is left of it. */
-static bool output_close(output *out, bool ok, error *e) {
-    bool whole = strcmp(out->part, out->path) == 0;
-    if (!out->file) return ok;
-    if (fclose(out->file) != 0 && ok)
-        ok = error_set(e, "%s: cannot write: %s", out->part, strerror(errno));
-    out->file = NULL;
-    if (ok && !whole && rename(out->part, out->path) != 0)
-        ok = error_set(e, "%s: cannot rename %s: %s", out->path, out->part, strerror(errno));
-    if (!ok && !whole) remove(out->part);
-    return ok;
-}
-
 /* A safetensors file of one tensor: hidden [layers][tokens][dim]. */
 static bool write_hidden(const char *path, const float *hidden, size_t layers, size_t tokens,
                          size_t dim, error *e) {
@@ -331,11 +308,10 @@ static bool write_hidden(const char *path, const float *hidden, size_t layers, s
                      layers, tokens, dim, layers * tokens * dim * 4);
     size_t length = ((size_t)n + 7) / 8 * 8; /* padded with spaces: the data starts aligned */
     memset(header + n, ' ', length - (size_t)n);
-    bool ok = output_open(&out, path, e);
-    for (size_t b = 0; b < 8 && ok; b++)
-        putc((int)(length >> 8 * b & 255), out.file);
-    if (ok && fwrite(header, 1, length, out.file) != length)
-        ok = error_set(e, "%s: cannot write: %s", out.part, strerror(errno));
+    unsigned char prefix[8];
+    for (size_t b = 0; b < 8; b++) prefix[b] = (unsigned char)((uint64_t)length >> 8 * b);
+    bool ok = output_open(&out, path, e) && output_bytes(&out, prefix, sizeof prefix, e) &&
+              output_bytes(&out, header, length, e);
     ok = ok && output_floats(&out, hidden, layers * tokens * dim, e);
     return output_close(&out, ok, e);
 }
@@ -412,12 +388,15 @@ static uint32_t choose(sampler *s, const float *logits, size_t vocab) {
 typedef struct run {
     const options *o;
     hybrid_model model;
+    parallel pool;
+    hybrid_workspace work;
     hybrid_session session;
     token_list input;
     float *logits; /* [HYBRID_BLOCK][vocab] with --logits, else [vocab] */
     float *hidden; /* [layers + 1][input.n][hidden] with --dump-layers */
     output out;    /* of --logits */
     sampler sampling;
+    size_t session_bytes, workspace_bytes, other_bytes; /* allocated */
     double prompt_seconds, generate_seconds;
 } run;
 
@@ -427,26 +406,47 @@ static double seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static bool allocate(void **memory, size_t a, size_t b, size_t size, error *e) {
+static bool allocate(run *r, void **memory, size_t a, size_t b, size_t size, error *e) {
     size_t most = SIZE_MAX / 2 / size;
     *memory = b == 0 || a <= most / b ? malloc(a * b * size) : NULL;
-    return *memory || error_set(e, "no memory for %zu times %zu numbers", a, b);
+    if (!*memory) return error_set(e, "no memory for %zu times %zu numbers", a, b);
+    r->other_bytes += a * b * size;
+    return true;
+}
+
+/* Session and workspace for all tokens that there will be. */
+static bool prepare_session(run *r, error *e) {
+    const options *o = r->o;
+    hybrid_session_options kept;
+    hybrid_workspace_options how;
+    size_t past = 0;
+    if (o->load && !hybrid_saved_tokens(o->load, &past, e)) return false;
+    if (o->generate > SIZE_MAX / 2 - r->input.n - past)
+        return error_set(e, "--generate: %zu tokens cannot be counted", o->generate);
+    if (!parallel_open(&r->pool, o->threads, e)) return false;
+    memset(&kept, 0, sizeof kept), memset(&how, 0, sizeof how);
+    kept.capacity = how.capacity = past + r->input.n + o->generate;
+    kept.cache = o->cache;
+    how.run.isa = o->isa;
+    how.run.pool = &r->pool;
+    r->session_bytes = hybrid_session_bytes(&r->model, &kept);
+    r->workspace_bytes = hybrid_workspace_bytes(&r->model, &how);
+    return hybrid_session_open(&r->session, &r->model, &kept, e) &&
+           hybrid_workspace_open(&r->work, &r->model, &how, e) &&
+           hybrid_check_tokens(&r->session, r->input.ids, r->input.n, e) &&
+           (!o->load || hybrid_session_load(&r->session, o->load, e));
 }
 
 static bool prepare(run *r, error *e) {
     const options *o = r->o;
-    if (!hybrid_open(&r->model, o->model, e) || !read_input(o, &r->input, e)) return false;
-    const hybrid_config *c = &r->model.config;
-    if (o->generate > SIZE_MAX / 2 - r->input.n)
-        return error_set(e, "--generate: %zu tokens cannot be counted", o->generate);
-    if (!hybrid_session_open(&r->session, &r->model, r->input.n + o->generate, 0, e) ||
-        !hybrid_session_use(&r->session, o->isa, e) ||
-        !hybrid_check_tokens(&r->session, r->input.ids, r->input.n, e))
+    if (!hybrid_open(&r->model, o->model, e) || !read_input(o, &r->input, e) ||
+        !prepare_session(r, e))
         return false;
+    const hybrid_config *c = &r->model.config;
     void *logits, *candidates, *hidden = NULL;
-    bool ok = allocate(&logits, o->logits ? HYBRID_BLOCK : 1, c->vocab_size, sizeof(float), e);
+    bool ok = allocate(r, &logits, o->logits ? HYBRID_BLOCK : 1, c->vocab_size, sizeof(float), e);
     r->logits = (float *)logits;
-    ok = ok && allocate(&candidates, c->vocab_size, 1, sizeof(candidate), e);
+    ok = ok && allocate(r, &candidates, c->vocab_size, 1, sizeof(candidate), e);
     if (!ok) return false;
     r->sampling.candidates = (candidate *)candidates;
     r->sampling.temperature = o->temperature;
@@ -455,12 +455,25 @@ static bool prepare(run *r, error *e) {
     r->sampling.random = o->seed * 0x9E3779B97F4A7C15u + 0xD1B54A32D192ED03u;
     if (r->sampling.random == 0) r->sampling.random = 1;
     if (o->dump)
-        ok = allocate(&hidden, (c->n_layers + 1) * c->hidden_size, r->input.n, sizeof(float), e);
+        ok = allocate(r, &hidden, (c->n_layers + 1) * c->hidden_size, r->input.n, sizeof(float), e);
     r->hidden = (float *)hidden;
     return ok;
 }
 
-/* One piece of the input, no longer than what a session takes in one go. */
+/* What the run will have in memory when it ends, but for the program itself and weights that no
+ * token needed: experts that were not chosen, rows of the embedding. */
+static void announce(const run *r) {
+    double weights = (double)r->model.mapped_bytes;
+    double others = (double)r->other_bytes + (double)(r->model.n_vectors * sizeof(float)) +
+                    (double)(r->input.room * sizeof *r->input.ids);
+    double session = (double)r->session_bytes, workspace = (double)r->workspace_bytes;
+    fprintf(stderr,
+            "memory: weights %.0f bytes mapped, session %.0f bytes, workspace %.0f bytes, "
+            "others %.0f bytes: %.0f bytes in all\n",
+            weights, session, workspace, others, weights + session + workspace + others);
+}
+
+/* One piece of the input, of HYBRID_BLOCK tokens at most. */
 static bool feed_piece(run *r, size_t first, size_t n, error *e) {
     const hybrid_config *c = &r->model.config;
     hybrid_want want;
@@ -471,17 +484,18 @@ static bool feed_piece(run *r, size_t first, size_t n, error *e) {
         want.last_logits = r->logits;
     if (r->hidden) want.hidden = r->hidden + first * c->hidden_size;
     want.hidden_stride = r->input.n * c->hidden_size;
-    if (!hybrid_forward(&r->session, r->input.ids + first, n, &want, e)) return false;
+    if (!hybrid_forward(&r->work, &r->session, r->input.ids + first, n, &want, e)) return false;
     return !r->o->logits || output_floats(&r->out, r->logits, n * c->vocab_size, e);
 }
 
-/* The input in slices of --split tokens. A slice goes in pieces of the session's block size, as the
- * session itself would cut it: this bounds the logits held at a time and changes no bit. */
+/* The input in slices of --split tokens. A slice goes in pieces: this bounds the logits held at a
+ * time and changes no bit. */
 static bool feed(run *r, error *e) {
     double start = seconds();
     for (size_t first = 0, slice = 0; first < r->input.n;) {
-        size_t n = r->input.n - first < HYBRID_BLOCK ? r->input.n - first : HYBRID_BLOCK;
-        if (n > r->o->split - slice) n = r->o->split - slice;
+        size_t left = r->input.n - first;
+        if (left > r->o->split - slice) left = r->o->split - slice;
+        size_t n = hybrid_piece(left, HYBRID_BLOCK);
         if (!feed_piece(r, first, n, e)) return false;
         first += n;
         slice = slice + n < r->o->split ? slice + n : 0;
@@ -509,7 +523,9 @@ static bool generate(run *r, error *e) {
     for (size_t i = 0; i < r->o->generate; i++) {
         uint32_t id = choose(&r->sampling, r->logits, r->model.config.vocab_size);
         emit(r, id, i == 0);
-        if (i + 1 < r->o->generate && !hybrid_forward(&r->session, &id, 1, &want, e)) return false;
+        if (i + 1 < r->o->generate &&
+            !hybrid_forward(&r->work, &r->session, &id, 1, &want, e))
+            return false;
     }
     if (r->o->tokens && r->o->generate > 0) putchar('\n'); /* a text is its bytes and no more */
     r->generate_seconds = seconds() - start;
@@ -525,7 +541,7 @@ static void report_speed(const char *what, size_t n, double time) {
 
 static void report(const run *r) {
     size_t n = r->session.n_tokens;
-    hybrid_sizes sizes = hybrid_memory_sizes(&r->model, n);
+    hybrid_sizes sizes = hybrid_memory_sizes(&r->model, n, r->o->cache);
     report_speed("prompt", r->input.n, r->prompt_seconds);
     if (r->o->generate > 0) report_speed("generation", r->o->generate, r->generate_seconds);
     fprintf(stderr, "memory: KDA state %.0f bytes, convolution windows %.0f bytes\n", sizes.states,
@@ -540,17 +556,21 @@ static bool run_all(run *r, error *e) {
     const hybrid_config *c = &r->model.config;
     if (!prepare(r, e)) return false;
     if (r->o->logits && !output_open(&r->out, r->o->logits, e)) return false;
+    announce(r);
     bool ok = feed(r, e);
     if (r->o->logits && !output_close(&r->out, ok, e)) return false;
     if (r->hidden && ok)
         ok = write_hidden(r->o->dump, r->hidden, c->n_layers + 1, r->input.n, c->hidden_size, e);
     ok = ok && generate(r, e);
+    if (r->o->save) ok = ok && hybrid_session_save(&r->session, r->o->save, e);
     if (ok) report(r);
     return ok;
 }
 
 static void release(run *r) {
     hybrid_session_close(&r->session);
+    hybrid_workspace_close(&r->work);
+    parallel_close(&r->pool);
     hybrid_close(&r->model);
     free(r->input.ids);
     free(r->logits);
