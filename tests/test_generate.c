@@ -5,7 +5,18 @@
 
 #include "model.h"
 
+#include <sys/resource.h>
 #include <sys/wait.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TEST_SANITIZED
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                         \
+    __has_feature(memory_sanitizer)
+#define TEST_SANITIZED
+#endif
+#endif
 
 static const struct {
     const char *directory;
@@ -13,6 +24,7 @@ static const struct {
 } models[] = {{MODELS "kimi-linear-tiny", 6e-6}, {MODELS "kimi-k3-tiny", 5e-5}};
 #define N_MODELS (sizeof models / sizeof *models)
 #define LINEAR_TINY MODELS "kimi-linear-tiny"
+#define K3_TINY MODELS "kimi-k3-tiny"
 
 static char work[300]; /* directory of what the tests write */
 
@@ -54,6 +66,16 @@ static void check_refused(const char *arguments, int status, const char *part) {
     CHECK_MSG(strncmp(o.err, "generate: ", 10) == 0, "%s: %s", arguments, o.err);
     CHECK_MSG(strchr(o.err, '\n') == o.err + o.n_err - 1, "%s: not one line: %s", arguments, o.err);
     CHECK_MSG(strstr(o.err, part), "%s: no \"%s\" in: %s", arguments, part, o.err);
+    outcome_free(&o);
+}
+
+/* A run that fails when it has begun: the error is the last line on standard error. */
+static void check_failed(const char *arguments, const char *part) {
+    outcome o = run(arguments);
+    const char *line = strstr(o.err, "\ngenerate: ");
+    CHECK_MSG(o.status == 1 && o.n_out == 0, "%s: status %d: %s", arguments, o.status, o.err);
+    CHECK_MSG(line && strchr(line + 1, '\n') == o.err + o.n_err - 1, "%s: %s", arguments, o.err);
+    CHECK_MSG(line && strstr(line, part), "%s: no \"%s\" in: %s", arguments, part, o.err);
     outcome_free(&o);
 }
 
@@ -237,6 +259,94 @@ static void sampling(void) {
 
 static void threads_and_isa_change_nothing(void) {
     CHECK(same_output(ABC "--threads 7 --isa scalar", ABC "--threads 1 --isa auto"));
+    CHECK(same_output(ABC "--cache f32", ABC));
+}
+
+/* The logits of a run, which must not differ from those in "logits" by a bit. */
+static void check_same_logits(const char *arguments, size_t from, size_t n) {
+    float *want = read_floats("logits", from + n), *got;
+    outcome o = run_ok(arguments);
+    got = read_floats("again", n);
+    CHECK_MSG(memcmp(got, want + from, n * sizeof *got) == 0, "%s", arguments);
+    free(want), free(got);
+    outcome_free(&o);
+}
+
+static void threads_change_no_bit(void) {
+    golden g = golden_open(models[1].directory);
+    write_ids("ids", g.ids, g.n);
+    outcome o = run_ok(K3_TINY " --tokens WORK/ids --logits WORK/logits --threads 1");
+    outcome_free(&o);
+    for (size_t threads = 2; threads <= 8; threads += threads / 2 + threads / 3) { /* 2, 3, 5, 8 */
+        char arguments[200];
+        snprintf(arguments, sizeof arguments,
+                 "%s --tokens WORK/ids --logits WORK/again --threads %zu", K3_TINY, threads);
+        check_same_logits(arguments, 0, g.n * g.vocab);
+    }
+    golden_free(&g);
+}
+
+/* A run that stops and another that goes on give the bits of one run in the same two slices. */
+static void sessions_go_on(void) {
+    static const char *const caches[] = {"f32", "f16", "bf16"};
+    golden g = golden_open(models[1].directory);
+    for (size_t i = 0; i < 3; i++) {
+        char arguments[300];
+        write_ids("ids", g.ids, g.n);
+        write_ids("first", g.ids, 90);
+        write_ids("rest", g.ids + 90, g.n - 90);
+        snprintf(arguments, sizeof arguments,
+                 K3_TINY " --tokens WORK/ids --split 90 --logits WORK/logits --cache %s",
+                 caches[i]);
+        outcome whole = run_ok(arguments);
+        snprintf(arguments, sizeof arguments,
+                 K3_TINY " --tokens WORK/first --generate 0 --save-session WORK/session --cache %s",
+                 caches[i]);
+        outcome first = run_ok(arguments);
+        CHECK(exists("session") && !exists("session.part"));
+        snprintf(arguments, sizeof arguments,
+                 K3_TINY " --tokens WORK/rest --load-session WORK/session --logits WORK/again"
+                         " --cache %s",
+                 caches[i]);
+        check_same_logits(arguments, 90 * g.vocab, (g.n - 90) * g.vocab);
+        outcome_free(&whole), outcome_free(&first);
+    }
+    golden_free(&g);
+}
+
+/* All generated tokens but the last are in a saved session. */
+static void generation_goes_on(void) {
+    outcome whole = run_ok(LINEAR_TINY " --tokens WORK/three --generate 9");
+    outcome first =
+        run_ok(LINEAR_TINY " --tokens WORK/three --generate 4 --save-session WORK/session");
+    const char *last = strrchr(first.out, ' ');
+    CHECK(last && strncmp(whole.out, first.out, first.n_out - 1) == 0);
+    write_file(work, "last", last ? last : "", last ? strlen(last) : 0);
+    outcome rest =
+        run_ok(LINEAR_TINY " --tokens WORK/last --generate 5 --load-session WORK/session");
+    CHECK_MSG(strcmp(whole.out + first.n_out, rest.out) == 0, "%s%s instead of %s", first.out,
+              rest.out, whole.out);
+    outcome_free(&whole), outcome_free(&first), outcome_free(&rest);
+}
+
+static void bad_sessions(void) {
+    size_t size;
+    outcome o = run_ok(LINEAR_TINY " --tokens WORK/three --generate 0 --save-session WORK/session");
+    char *bytes = read_file(work, "session", &size);
+    check_refused(LINEAR_TINY " --prompt a --load-session WORK/none", 1, "none: cannot open");
+    check_refused(K3_TINY " --prompt a --load-session WORK/session", 1,
+                  "session: n_layers: expected 13 by the model, found 9");
+    check_refused(LINEAR_TINY " --prompt a --load-session WORK/session --cache bf16", 1,
+                  "expected bf16, found f32");
+    check_refused(LINEAR_TINY " --prompt a --load-session WORK/three", 1,
+                  "three: expected a saved");
+    write_file(work, "session", bytes, size - 100);
+    check_refused(LINEAR_TINY " --prompt a --load-session WORK/session", 1, "short");
+    bytes[size - 200] ^= 1;
+    write_file(work, "session", bytes, size);
+    check_refused(LINEAR_TINY " --prompt a --load-session WORK/session", 1, "altered");
+    free(bytes);
+    outcome_free(&o);
 }
 
 static void memory_is_reported(void) {
@@ -249,6 +359,105 @@ static void memory_is_reported(void) {
               o.err);
     CHECK_MSG(strstr(o.err, "prompt: 10 tokens") && strstr(o.err, "tokens/s"), "%s", o.err);
     outcome_free(&o);
+}
+
+/* ==== Memory ==== */
+
+/* Tensors of zeros, which need no room on the disk. */
+typedef struct zeros {
+    char header[8192];
+    size_t length, bytes;
+} zeros;
+
+static void add_zeros(zeros *z, const char *layer, const char *name, const char *shape, size_t n) {
+    z->length +=
+        (size_t)sprintf(z->header + z->length,
+                        "%s\"%s%s\":{\"dtype\":\"BF16\",\"shape\":%s,\"data_offsets\":"
+                        "[%zu,%zu]}",
+                        z->length > 9 ? "," : "", layer, name, shape, z->bytes, z->bytes + 2 * n);
+    z->bytes += 2 * n;
+}
+
+/* Two KDA layers of 4 heads of 2048 channels, 64 MiB of state each, and a full attention layer with
+ * 16384 numbers a token, over 32 channels. */
+static void write_large_model(const char *directory) {
+    static const char config[] =
+        "{\"vocab_size\": 32, \"hidden_size\": 32, \"num_hidden_layers\": 3,"
+        "\"num_attention_heads\": 1, \"intermediate_size\": 32, \"hidden_act\": \"silu\","
+        "\"kv_lora_rank\": 16384, \"q_lora_rank\": null, \"qk_nope_head_dim\": 1,"
+        "\"qk_rope_head_dim\": 0, \"v_head_dim\": 1, \"mla_use_nope\": true,"
+        "\"num_experts\": null, \"tie_word_embeddings\": true, \"linear_attn_config\": {"
+        "\"full_attn_layers\": [3], \"kda_layers\": [1, 2], \"head_dim\": 2048,"
+        "\"num_heads\": 4, \"short_conv_kernel_size\": 4, \"use_full_rank_gate\": true}}";
+    static const char *const projections[] = {"q_proj", "k_proj", "v_proj", "g_proj"};
+    zeros *z = (zeros *)test_alloc(sizeof *z);
+    z->length = (size_t)sprintf(z->header, "12345678{");
+    add_zeros(z, "model.", "embed_tokens.weight", "[32,32]", 32 * 32);
+    add_zeros(z, "model.", "norm.weight", "[32]", 32);
+    for (size_t i = 0; i < 3; i++) {
+        char layer[40], name[60];
+        snprintf(layer, sizeof layer, "model.layers.%zu.", i);
+        add_zeros(z, layer, "input_layernorm.weight", "[32]", 32);
+        add_zeros(z, layer, "post_attention_layernorm.weight", "[32]", 32);
+        add_zeros(z, layer, "mlp.gate_proj.weight", "[32,32]", 32 * 32);
+        add_zeros(z, layer, "mlp.up_proj.weight", "[32,32]", 32 * 32);
+        add_zeros(z, layer, "mlp.down_proj.weight", "[32,32]", 32 * 32);
+        snprintf(layer, sizeof layer, "model.layers.%zu.self_attn.", i);
+        if (i == 2) {
+            add_zeros(z, layer, "q_proj.weight", "[1,32]", 32);
+            add_zeros(z, layer, "kv_a_proj_with_mqa.weight", "[16384,32]", 16384 * 32);
+            add_zeros(z, layer, "kv_a_layernorm.weight", "[16384]", 16384);
+            add_zeros(z, layer, "kv_b_proj.weight", "[2,16384]", 2 * 16384);
+            add_zeros(z, layer, "o_proj.weight", "[32,1]", 32);
+            continue;
+        }
+        for (size_t k = 0; k < 4; k++) {
+            snprintf(name, sizeof name, "%s.weight", projections[k]);
+            add_zeros(z, layer, name, "[8192,32]", 8192 * 32);
+            snprintf(name, sizeof name, "%c_conv1d.weight", "qkv"[k % 3]);
+            if (k < 3) add_zeros(z, layer, name, "[8192,4]", 8192 * 4);
+        }
+        add_zeros(z, layer, "f_a_proj.weight", "[2048,32]", 2048 * 32);
+        add_zeros(z, layer, "f_b_proj.weight", "[8192,2048]", 8192 * 2048);
+        add_zeros(z, layer, "b_proj.weight", "[4,32]", 4 * 32);
+        add_zeros(z, layer, "o_proj.weight", "[32,8192]", 8192 * 32);
+        add_zeros(z, layer, "A_log", "[4]", 4);
+        add_zeros(z, layer, "dt_bias", "[8192]", 8192);
+        add_zeros(z, layer, "o_norm.weight", "[2048]", 2048);
+    }
+    z->header[z->length++] = '}';
+    for (size_t b = 0; b < 8; b++) z->header[b] = (char)((z->length - 8) >> 8 * b);
+    write_file(directory, "config.json", config, sizeof config - 1);
+    write_file(directory, "model.safetensors", z->header, z->length);
+    char path[400];
+    snprintf(path, sizeof path, "%s/model.safetensors", directory);
+    if (truncate(path, (off_t)(z->length + z->bytes)) != 0) give_up(path);
+    free(z);
+}
+
+/* What is announced before the run is what the run takes: within 2 in 100, where what the program
+ * itself takes is less than that. */
+static void memory_is_announced(void) {
+#if defined(__linux__) && !defined(TEST_SANITIZED)
+    char directory[300];
+    uint32_t ids[90];
+    double announced = 0;
+    struct rusage usage;
+    for (size_t i = 0; i < 90; i++) ids[i] = (uint32_t)i % 32;
+    temporary("generate-large", directory);
+    write_large_model(directory);
+    write_ids("ids", ids, 90);
+    outcome o = run_ok("WORK/../generate-large --tokens WORK/ids --generate 3 --threads 2");
+    const char *total = strstr(o.err, "bytes: ");
+    CHECK_MSG(total && sscanf(total, "bytes: %lf bytes in all", &announced) == 1, "%s", o.err);
+    CHECK(getrusage(RUSAGE_CHILDREN, &usage) == 0); /* of the largest child: this one */
+    double peak = (double)usage.ru_maxrss * 1024;
+    printf("announced %.1f MiB, peak %.1f MiB\n", announced / (1 << 20), peak / (1 << 20));
+    CHECK_AT_MOST("announced against peak", fabs(announced / peak - 1), 0.02);
+    outcome_free(&o);
+#else
+    test_skip("the system, or a sanitizer, counts memory in another way");
+#endif
 }
 
 static void help_is_not_an_error(void) {
@@ -276,6 +485,8 @@ static void bad_usage(void) {
     check_refused(LINEAR_TINY " --prompt a --generate 99999999999999999999", 2, "--generate");
     check_refused(LINEAR_TINY " --prompt a --generate ''", 2, "--generate");
     check_refused(LINEAR_TINY " --prompt a --threads 0", 2, "--threads");
+    check_refused(LINEAR_TINY " --prompt a --threads 1025", 2, "--threads");
+    check_refused(LINEAR_TINY " --prompt a --cache f64", 2, "f32, f16 or bf16");
     check_refused(LINEAR_TINY " --prompt a --seed -3", 2, "--seed");
     check_refused(LINEAR_TINY " --prompt a --temperature nan", 2, "--temperature");
     check_refused(LINEAR_TINY " --prompt a --temperature -1", 2, "--temperature");
@@ -344,15 +555,18 @@ static void bad_models(void) {
 
 static void failed_writes(void) {
     check_refused(LINEAR_TINY " --prompt a --logits WORK/no/such/file", 1, "no/such/file");
-    check_refused(LINEAR_TINY " --prompt a --dump-layers WORK/no/such/file", 1, "no/such/file");
+    check_failed(LINEAR_TINY " --prompt a --dump-layers WORK/no/such/file", "no/such/file");
+    check_failed(LINEAR_TINY " --prompt a --generate 0 --save-session WORK/no/such/file",
+                 "no/such/file");
     check_refused(LINEAR_TINY " --prompt a --logits WORK", 1, "cannot");
     check_refused(LINEAR_TINY " --prompt a --generate 4611686018427387904", 1,
                   "4611686018427387905");
     FILE *full = fopen("/dev/full", "wb"); /* a device that is always full */
     if (!full) return;
     fclose(full);
-    check_refused(LINEAR_TINY " --prompt a --logits /dev/full", 1, "/dev/full");
-    check_refused(LINEAR_TINY " --prompt a --dump-layers /dev/full", 1, "/dev/full");
+    check_failed(LINEAR_TINY " --prompt a --logits /dev/full", "/dev/full");
+    check_failed(LINEAR_TINY " --prompt a --dump-layers /dev/full", "/dev/full");
+    check_failed(LINEAR_TINY " --prompt a --generate 0 --save-session /dev/full", "/dev/full");
 }
 
 int main(void) {
@@ -364,7 +578,12 @@ int main(void) {
     TEST(exactly_as_many_as_asked);
     TEST(sampling);
     TEST(threads_and_isa_change_nothing);
+    TEST(threads_change_no_bit);
+    TEST(sessions_go_on);
+    TEST(generation_goes_on);
+    TEST(bad_sessions);
     TEST(memory_is_reported);
+    TEST(memory_is_announced);
     TEST(help_is_not_an_error);
     TEST(bad_usage);
     TEST(bad_tokens);
