@@ -378,17 +378,17 @@ static void add_zeros(zeros *z, const char *layer, const char *name, const char 
     z->bytes += 2 * n;
 }
 
-/* Two KDA layers of 4 heads of 2048 channels, 64 MiB of state each, and a full attention layer with
- * 16384 numbers a token, over 32 channels. */
+/* Two KDA layers of 64 heads of 512 channels, 64 MiB of state each, and a full attention layer with
+ * 1024 numbers a token, over 32 channels. */
 static void write_large_model(const char *directory) {
     static const char config[] =
         "{\"vocab_size\": 32, \"hidden_size\": 32, \"num_hidden_layers\": 3,"
         "\"num_attention_heads\": 1, \"intermediate_size\": 32, \"hidden_act\": \"silu\","
-        "\"kv_lora_rank\": 16384, \"q_lora_rank\": null, \"qk_nope_head_dim\": 1,"
+        "\"kv_lora_rank\": 1024, \"q_lora_rank\": null, \"qk_nope_head_dim\": 1,"
         "\"qk_rope_head_dim\": 0, \"v_head_dim\": 1, \"mla_use_nope\": true,"
         "\"num_experts\": null, \"tie_word_embeddings\": true, \"linear_attn_config\": {"
-        "\"full_attn_layers\": [3], \"kda_layers\": [1, 2], \"head_dim\": 2048,"
-        "\"num_heads\": 4, \"short_conv_kernel_size\": 4, \"use_full_rank_gate\": true}}";
+        "\"full_attn_layers\": [3], \"kda_layers\": [1, 2], \"head_dim\": 512,"
+        "\"num_heads\": 64, \"short_conv_kernel_size\": 4, \"use_full_rank_gate\": true}}";
     static const char *const projections[] = {"q_proj", "k_proj", "v_proj", "g_proj"};
     zeros *z = (zeros *)test_alloc(sizeof *z);
     z->length = (size_t)sprintf(z->header, "12345678{");
@@ -405,25 +405,25 @@ static void write_large_model(const char *directory) {
         snprintf(layer, sizeof layer, "model.layers.%zu.self_attn.", i);
         if (i == 2) {
             add_zeros(z, layer, "q_proj.weight", "[1,32]", 32);
-            add_zeros(z, layer, "kv_a_proj_with_mqa.weight", "[16384,32]", 16384 * 32);
-            add_zeros(z, layer, "kv_a_layernorm.weight", "[16384]", 16384);
-            add_zeros(z, layer, "kv_b_proj.weight", "[2,16384]", 2 * 16384);
+            add_zeros(z, layer, "kv_a_proj_with_mqa.weight", "[1024,32]", 1024 * 32);
+            add_zeros(z, layer, "kv_a_layernorm.weight", "[1024]", 1024);
+            add_zeros(z, layer, "kv_b_proj.weight", "[2,1024]", 2 * 1024);
             add_zeros(z, layer, "o_proj.weight", "[32,1]", 32);
             continue;
         }
         for (size_t k = 0; k < 4; k++) {
             snprintf(name, sizeof name, "%s.weight", projections[k]);
-            add_zeros(z, layer, name, "[8192,32]", 8192 * 32);
+            add_zeros(z, layer, name, "[32768,32]", 32768 * 32);
             snprintf(name, sizeof name, "%c_conv1d.weight", "qkv"[k % 3]);
-            if (k < 3) add_zeros(z, layer, name, "[8192,4]", 8192 * 4);
+            if (k < 3) add_zeros(z, layer, name, "[32768,4]", 32768 * 4);
         }
-        add_zeros(z, layer, "f_a_proj.weight", "[2048,32]", 2048 * 32);
-        add_zeros(z, layer, "f_b_proj.weight", "[8192,2048]", 8192 * 2048);
-        add_zeros(z, layer, "b_proj.weight", "[4,32]", 4 * 32);
-        add_zeros(z, layer, "o_proj.weight", "[32,8192]", 8192 * 32);
-        add_zeros(z, layer, "A_log", "[4]", 4);
-        add_zeros(z, layer, "dt_bias", "[8192]", 8192);
-        add_zeros(z, layer, "o_norm.weight", "[2048]", 2048);
+        add_zeros(z, layer, "f_a_proj.weight", "[512,32]", 512 * 32);
+        add_zeros(z, layer, "f_b_proj.weight", "[32768,512]", 32768 * 512);
+        add_zeros(z, layer, "b_proj.weight", "[64,32]", 64 * 32);
+        add_zeros(z, layer, "o_proj.weight", "[32,32768]", 32768 * 32);
+        add_zeros(z, layer, "A_log", "[64]", 64);
+        add_zeros(z, layer, "dt_bias", "[32768]", 32768);
+        add_zeros(z, layer, "o_norm.weight", "[512]", 512);
     }
     z->header[z->length++] = '}';
     for (size_t b = 0; b < 8; b++) z->header[b] = (char)((z->length - 8) >> 8 * b);
