@@ -385,6 +385,9 @@ static uint32_t choose(sampler *s, const float *logits, size_t vocab) {
 
 /* ---- The run ---- */
 
+/* Tokens whose logits are held at a time with --logits. */
+#define LOGITS_BLOCK 64
+
 typedef struct run {
     const options *o;
     hybrid_model model;
@@ -392,7 +395,7 @@ typedef struct run {
     hybrid_workspace work;
     hybrid_session session;
     token_list input;
-    float *logits; /* [HYBRID_BLOCK][vocab] with --logits, else [vocab] */
+    float *logits; /* [LOGITS_BLOCK][vocab] with --logits, else [vocab] */
     float *hidden; /* [layers + 1][input.n][hidden] with --dump-layers */
     output out;    /* of --logits */
     sampler sampling;
@@ -427,6 +430,9 @@ static bool prepare_session(run *r, error *e) {
     memset(&kept, 0, sizeof kept), memset(&how, 0, sizeof how);
     kept.capacity = how.capacity = past + r->input.n + o->generate;
     kept.cache = o->cache;
+    /* No more than the input fills, so that what is announced is used; no bit depends on it. */
+    how.block = r->input.n < HYBRID_BLOCK ? r->input.n : HYBRID_BLOCK;
+    if (how.block < HYBRID_MIN_BLOCK) how.block = HYBRID_MIN_BLOCK;
     how.run.isa = o->isa;
     how.run.pool = &r->pool;
     r->session_bytes = hybrid_session_bytes(&r->model, &kept);
@@ -444,7 +450,7 @@ static bool prepare(run *r, error *e) {
         return false;
     const hybrid_config *c = &r->model.config;
     void *logits, *candidates, *hidden = NULL;
-    bool ok = allocate(r, &logits, o->logits ? HYBRID_BLOCK : 1, c->vocab_size, sizeof(float), e);
+    bool ok = allocate(r, &logits, o->logits ? LOGITS_BLOCK : 1, c->vocab_size, sizeof(float), e);
     r->logits = (float *)logits;
     ok = ok && allocate(r, &candidates, c->vocab_size, 1, sizeof(candidate), e);
     if (!ok) return false;
@@ -473,7 +479,7 @@ static void announce(const run *r) {
             weights, session, workspace, others, weights + session + workspace + others);
 }
 
-/* One piece of the input, of HYBRID_BLOCK tokens at most. */
+/* One piece of the input, of LOGITS_BLOCK tokens at most with --logits. */
 static bool feed_piece(run *r, size_t first, size_t n, error *e) {
     const hybrid_config *c = &r->model.config;
     hybrid_want want;
@@ -488,14 +494,14 @@ static bool feed_piece(run *r, size_t first, size_t n, error *e) {
     return !r->o->logits || output_floats(&r->out, r->logits, n * c->vocab_size, e);
 }
 
-/* The input in slices of --split tokens. A slice goes in pieces: this bounds the logits held at a
- * time and changes no bit. */
+/* The input in slices of --split tokens. With --logits a slice goes in pieces: this bounds the
+ * logits held at a time and changes no bit. */
 static bool feed(run *r, error *e) {
     double start = seconds();
     for (size_t first = 0, slice = 0; first < r->input.n;) {
         size_t left = r->input.n - first;
         if (left > r->o->split - slice) left = r->o->split - slice;
-        size_t n = hybrid_piece(left, HYBRID_BLOCK);
+        size_t n = r->o->logits ? hybrid_piece(left, LOGITS_BLOCK) : left;
         if (!feed_piece(r, first, n, e)) return false;
         first += n;
         slice = slice + n < r->o->split ? slice + n : 0;

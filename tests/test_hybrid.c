@@ -67,7 +67,7 @@ static void last_logits_are_the_last_row(void) {
     for (size_t i = 0; i < N_MODELS; i++) {
         golden g = golden_open(models[i].directory);
         hybrid_model model = open_model(models[i].directory);
-        reader r = open_reader(&model, g.n, 0);
+        reader r = open_reader(&model, g.n, HYBRID_MIN_BLOCK);
         float *logits = test_floats(g.n * g.vocab), *last = test_floats(g.vocab);
         hybrid_want want = {0};
         error e;
