@@ -26,7 +26,7 @@ static inline hybrid_model open_model(const char *directory) {
 
 static inline hybrid_workspace open_workspace(const hybrid_model *model, size_t capacity,
                                               size_t block, parallel *pool) {
-    hybrid_workspace_options options = {block, capacity, {KDA_ISA_AUTO, pool}};
+    hybrid_workspace_options options = {block, capacity, {KDA_ISA_AUTO, pool, false}};
     hybrid_workspace work;
     error e;
     if (!hybrid_workspace_open(&work, model, &options, &e)) give_up(e.text);

@@ -232,7 +232,7 @@ static void sizes_are_known(void) {
     hybrid_session_options none = {0, LINEAR_F32, 0}, some = {64, LINEAR_F32, 0};
     hybrid_session session;
     hybrid_workspace work;
-    hybrid_workspace_options how = {SIZE_MAX / 2, 1, {KDA_ISA_AUTO, NULL}};
+    hybrid_workspace_options how = {SIZE_MAX / 2, 1, {KDA_ISA_AUTO, NULL, false}};
     error e;
     size_t fixed = hybrid_session_bytes(&model, &none);
     /* 3 MLA layers, 48 + 8 channels */
@@ -446,6 +446,7 @@ static void a_loaded_session_goes_on(void) {
         const char *name = models[i % N_MODELS].directory;
         linear_type cache = caches[i / N_MODELS % COUNT(caches)];
         size_t first = breaks[i / N_MODELS / COUNT(caches)];
+        if (cache != LINEAR_F32 && first != 37) continue;
         golden g = golden_open(name);
         hybrid_model model = open_model(name);
         hybrid_workspace work = open_workspace(&model, g.n + 9, 0, NULL);
