@@ -70,14 +70,15 @@ HYBRID_API bool hybrid_saved_tokens(const char *path, size_t *n_tokens, error *e
 
 /* ---- Bytes ---- */
 
-static void hybridi_put(unsigned char *at, uint64_t value, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++) at[i] = (unsigned char)(value >> 8 * i);
+/* Each byte by name: compilers make one store of it. */
+static void hybridi_put_u32(unsigned char *at, uint32_t value) {
+    at[0] = (unsigned char)value, at[1] = (unsigned char)(value >> 8);
+    at[2] = (unsigned char)(value >> 16), at[3] = (unsigned char)(value >> 24);
 }
 
-static uint64_t hybridi_get(const unsigned char *at, size_t bytes) {
-    uint64_t value = 0;
-    for (size_t i = 0; i < bytes; i++) value |= (uint64_t)at[i] << 8 * i;
-    return value;
+static void hybridi_put_u64(unsigned char *at, uint64_t value) {
+    hybridi_put_u32(at, (uint32_t)value);
+    hybridi_put_u32(at + 4, (uint32_t)(value >> 32));
 }
 
 /* Numbers of 4 bytes in memory to little-endian bytes, and back; numbers of one byte as they are. */
@@ -85,26 +86,32 @@ static void hybridi_put_numbers(unsigned char *to, const void *from, size_t coun
     uint32_t word;
     if (size == 1) memcpy(to, from, count);
     for (size_t i = 0; size == sizeof word && i < count; i++) {
-        memcpy(&word, (const unsigned char *)from + i * size, sizeof word);
-        hybridi_put(to + i * size, word, sizeof word);
+        memcpy(&word, (const unsigned char *)from + i * sizeof word, sizeof word);
+        hybridi_put_u32(to + i * sizeof word, word);
     }
 }
 
 static void hybridi_get_numbers(void *to, const unsigned char *from, size_t count, size_t size) {
-    uint32_t word;
     if (size == 1) memcpy(to, from, count);
-    for (size_t i = 0; size == sizeof word && i < count; i++) {
-        word = (uint32_t)hybridi_get(from + i * size, sizeof word);
-        memcpy((unsigned char *)to + i * size, &word, sizeof word);
+    for (size_t i = 0; size == sizeof(uint32_t) && i < count; i++) {
+        uint32_t word = st_load_u32(from + i * sizeof word);
+        memcpy((unsigned char *)to + i * sizeof word, &word, sizeof word);
     }
 }
 
+static uint64_t hybridi_sum_word(uint64_t sum, uint64_t word) {
+    sum = (sum ^ word) * 0x9e3779b97f4a7c15u;
+    return sum ^ sum >> 32;
+}
+
+/* The last word is filled up with zeros. */
 static uint64_t hybridi_checksum(uint64_t sum, const unsigned char *bytes, size_t n) {
-    for (size_t i = 0; i < n; i += 8) {
-        sum = (sum ^ hybridi_get(bytes + i, n - i < 8 ? n - i : 8)) * 0x9e3779b97f4a7c15u;
-        sum ^= sum >> 32;
-    }
-    return sum;
+    unsigned char rest[8] = {0};
+    size_t whole = n / 8 * 8;
+    for (size_t i = 0; i < whole; i += 8) sum = hybridi_sum_word(sum, st_load_u64(bytes + i));
+    if (whole == n) return sum;
+    memcpy(rest, bytes + whole, n - whole);
+    return hybridi_sum_word(sum, st_load_u64(rest));
 }
 
 /* ---- Header ---- */
@@ -155,12 +162,12 @@ static hybridi_header hybridi_header_of(const hybrid_session *session) {
 static void hybridi_put_header(hybridi_header *header, unsigned char *bytes) {
     unsigned char *at = bytes + 16;
     memcpy(bytes, hybridi_magic, 8);
-    hybridi_put(bytes + 8, HYBRIDI_VERSION, 8);
-    for (size_t i = 0; i < HYBRIDI_N_FIELDS; i++, at += 8) hybridi_put(at, header->fields[i], 8);
-    hybridi_put(at, header->n_tokens, 8);
+    hybridi_put_u64(bytes + 8, HYBRIDI_VERSION);
+    for (size_t i = 0; i < HYBRIDI_N_FIELDS; i++, at += 8) hybridi_put_u64(at, header->fields[i]);
+    hybridi_put_u64(at, header->n_tokens);
     memcpy(at + 8, header->kinds, sizeof header->kinds);
     header->checksum = hybridi_checksum(0, bytes, HYBRIDI_HEADER_BYTES - 8);
-    hybridi_put(bytes + HYBRIDI_HEADER_BYTES - 8, header->checksum, 8);
+    hybridi_put_u64(bytes + HYBRIDI_HEADER_BYTES - 8, header->checksum);
 }
 
 static bool hybridi_short(FILE *file, const char *path, error *e) {
@@ -181,15 +188,15 @@ static bool hybridi_read_header(FILE *file, const char *path, hybridi_header *he
     if (n < 16) return hybridi_short(file, path, e);
     if (memcmp(bytes, hybridi_magic, 8) != 0)
         return error_set(e, "%s: expected a saved session, found another kind of file", path);
-    if (hybridi_get(bytes + 8, 8) != HYBRIDI_VERSION)
+    if (st_load_u64(bytes + 8) != HYBRIDI_VERSION)
         return error_set(e, "%s: expected version %d of the format, found %llu", path,
-                         HYBRIDI_VERSION, (unsigned long long)hybridi_get(bytes + 8, 8));
+                         HYBRIDI_VERSION, (unsigned long long)st_load_u64(bytes + 8));
     if (n < sizeof bytes) return hybridi_short(file, path, e);
-    for (size_t i = 0; i < HYBRIDI_N_FIELDS; i++, at += 8) header->fields[i] = hybridi_get(at, 8);
-    header->n_tokens = hybridi_get(at, 8);
+    for (size_t i = 0; i < HYBRIDI_N_FIELDS; i++, at += 8) header->fields[i] = st_load_u64(at);
+    header->n_tokens = st_load_u64(at);
     memcpy(header->kinds, at + 8, sizeof header->kinds);
     header->checksum = hybridi_checksum(0, bytes, sizeof bytes - 8);
-    return hybridi_get(bytes + sizeof bytes - 8, 8) == header->checksum || hybridi_altered(path, e);
+    return st_load_u64(bytes + sizeof bytes - 8) == header->checksum || hybridi_altered(path, e);
 }
 
 static const char *hybridi_cache_name(uint64_t type) {
@@ -282,7 +289,7 @@ HYBRID_API bool hybrid_session_save(const hybrid_session *session, const char *p
     hybridi_stream s = {HYBRIDI_SAVE, &out, NULL, path, header.checksum, e};
     bool ok = output_open(&out, path, e) && output_bytes(&out, bytes, sizeof bytes, e) &&
               hybridi_move_all(&s, session, session->n_tokens);
-    hybridi_put(bytes, s.checksum, 8);
+    hybridi_put_u64(bytes, s.checksum);
     ok = ok && output_bytes(&out, bytes, 8, e);
     return output_close(&out, ok, e);
 }
@@ -296,7 +303,7 @@ static bool hybridi_check_contents(hybridi_stream *s, const hybrid_session *sess
     if (getc(s->in) != EOF)
         return error_set(s->e, "%s: expected the end of the file after the session, found more",
                          s->path);
-    return hybridi_get(bytes, 8) == s->checksum || hybridi_altered(s->path, s->e);
+    return st_load_u64(bytes) == s->checksum || hybridi_altered(s->path, s->e);
 }
 
 static bool hybridi_load(hybrid_session *session, FILE *file, const char *path, error *e) {

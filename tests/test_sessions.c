@@ -546,9 +546,9 @@ static void check_header_refused(saving *s, size_t at, uint64_t value, size_t by
                                  const char *part) {
     unsigned char kept[HYBRIDI_HEADER_BYTES];
     memcpy(kept, s->file, sizeof kept);
-    hybridi_put(s->file + at, value, bytes);
-    hybridi_put(s->file + HYBRIDI_HEADER_BYTES - 8,
-                hybridi_checksum(0, s->file, HYBRIDI_HEADER_BYTES - 8), 8);
+    for (size_t i = 0; i < bytes; i++) s->file[at + i] = (unsigned char)(value >> 8 * i);
+    hybridi_put_u64(s->file + HYBRIDI_HEADER_BYTES - 8,
+                    hybridi_checksum(0, s->file, HYBRIDI_HEADER_BYTES - 8));
     check_load_refused(s, s->size, part);
     memcpy(s->file, kept, sizeof kept);
 }
