@@ -365,7 +365,7 @@ static void memory_is_reported(void) {
 
 /* Tensors of zeros, which need no room on the disk. */
 typedef struct zeros {
-    char header[8192];
+    char header[1 << 18];
     size_t length, bytes;
 } zeros;
 
@@ -378,24 +378,59 @@ static void add_zeros(zeros *z, const char *layer, const char *name, const char 
     z->bytes += 2 * n;
 }
 
-/* Two KDA layers of 64 heads of 512 channels, 64 MiB of state each, and a full attention layer with
- * 1024 numbers a token, over 32 channels. */
-static void write_large_model(const char *directory) {
-    static const char config[] =
-        "{\"vocab_size\": 32, \"hidden_size\": 32, \"num_hidden_layers\": 3,"
+/* 40 KDA layers of 16 heads of 256 channels, 4 MiB of state each, and a full attention layer with
+ * 1024 numbers a token, over 32 channels: the session is most of it. */
+enum { LARGE_KDA = 40 };
+
+static void write_large_config(const char *directory) {
+    char config[2000];
+    size_t n = (size_t)sprintf(
+        config,
+        "{\"vocab_size\": 32, \"hidden_size\": 32, \"num_hidden_layers\": %d,"
         "\"num_attention_heads\": 1, \"intermediate_size\": 32, \"hidden_act\": \"silu\","
         "\"kv_lora_rank\": 1024, \"q_lora_rank\": null, \"qk_nope_head_dim\": 1,"
         "\"qk_rope_head_dim\": 0, \"v_head_dim\": 1, \"mla_use_nope\": true,"
-        "\"num_experts\": null, \"tie_word_embeddings\": true, \"linear_attn_config\": {"
-        "\"full_attn_layers\": [3], \"kda_layers\": [1, 2], \"head_dim\": 512,"
-        "\"num_heads\": 64, \"short_conv_kernel_size\": 4, \"use_full_rank_gate\": true}}";
-    static const char *const projections[] = {"q_proj", "k_proj", "v_proj", "g_proj"};
+        "\"num_experts\": null, \"tie_word_embeddings\": true,"
+        "\"linear_attn_config\": {\"full_attn_layers\": [%d], \"head_dim\": 256,"
+        "\"num_heads\": 16, \"short_conv_kernel_size\": 4, \"use_full_rank_gate\": true,"
+        "\"kda_layers\": [1",
+        LARGE_KDA + 1, LARGE_KDA + 1);
+    for (int i = 2; i <= LARGE_KDA; i++) n += (size_t)sprintf(config + n, ",%d", i);
+    n += (size_t)sprintf(config + n, "]}}");
+    write_file(directory, "config.json", config, n);
+}
+
+static void add_large_mla(zeros *z, const char *layer) {
+    add_zeros(z, layer, "q_proj.weight", "[1,32]", 32);
+    add_zeros(z, layer, "kv_a_proj_with_mqa.weight", "[1024,32]", 1024 * 32);
+    add_zeros(z, layer, "kv_a_layernorm.weight", "[1024]", 1024);
+    add_zeros(z, layer, "kv_b_proj.weight", "[2,1024]", 2 * 1024);
+    add_zeros(z, layer, "o_proj.weight", "[32,1]", 32);
+}
+
+static void add_large_kda(zeros *z, const char *layer) {
+    static const char *const projections[] = {"q_proj.weight", "k_proj.weight", "v_proj.weight",
+                                              "g_proj.weight"};
+    static const char *const convolutions[] = {"q_conv1d.weight", "k_conv1d.weight",
+                                               "v_conv1d.weight"};
+    for (size_t k = 0; k < 4; k++) add_zeros(z, layer, projections[k], "[4096,32]", 4096 * 32);
+    for (size_t k = 0; k < 3; k++) add_zeros(z, layer, convolutions[k], "[4096,4]", 4096 * 4);
+    add_zeros(z, layer, "f_a_proj.weight", "[256,32]", 256 * 32);
+    add_zeros(z, layer, "f_b_proj.weight", "[4096,256]", 4096 * 256);
+    add_zeros(z, layer, "b_proj.weight", "[16,32]", 16 * 32);
+    add_zeros(z, layer, "o_proj.weight", "[32,4096]", 4096 * 32);
+    add_zeros(z, layer, "A_log", "[16]", 16);
+    add_zeros(z, layer, "dt_bias", "[4096]", 4096);
+    add_zeros(z, layer, "o_norm.weight", "[256]", 256);
+}
+
+static void write_large_model(const char *directory) {
     zeros *z = (zeros *)test_alloc(sizeof *z);
     z->length = (size_t)sprintf(z->header, "12345678{");
     add_zeros(z, "model.", "embed_tokens.weight", "[32,32]", 32 * 32);
     add_zeros(z, "model.", "norm.weight", "[32]", 32);
-    for (size_t i = 0; i < 3; i++) {
-        char layer[40], name[60];
+    for (size_t i = 0; i <= LARGE_KDA; i++) {
+        char layer[40];
         snprintf(layer, sizeof layer, "model.layers.%zu.", i);
         add_zeros(z, layer, "input_layernorm.weight", "[32]", 32);
         add_zeros(z, layer, "post_attention_layernorm.weight", "[32]", 32);
@@ -403,31 +438,14 @@ static void write_large_model(const char *directory) {
         add_zeros(z, layer, "mlp.up_proj.weight", "[32,32]", 32 * 32);
         add_zeros(z, layer, "mlp.down_proj.weight", "[32,32]", 32 * 32);
         snprintf(layer, sizeof layer, "model.layers.%zu.self_attn.", i);
-        if (i == 2) {
-            add_zeros(z, layer, "q_proj.weight", "[1,32]", 32);
-            add_zeros(z, layer, "kv_a_proj_with_mqa.weight", "[1024,32]", 1024 * 32);
-            add_zeros(z, layer, "kv_a_layernorm.weight", "[1024]", 1024);
-            add_zeros(z, layer, "kv_b_proj.weight", "[2,1024]", 2 * 1024);
-            add_zeros(z, layer, "o_proj.weight", "[32,1]", 32);
-            continue;
-        }
-        for (size_t k = 0; k < 4; k++) {
-            snprintf(name, sizeof name, "%s.weight", projections[k]);
-            add_zeros(z, layer, name, "[32768,32]", 32768 * 32);
-            snprintf(name, sizeof name, "%c_conv1d.weight", "qkv"[k % 3]);
-            if (k < 3) add_zeros(z, layer, name, "[32768,4]", 32768 * 4);
-        }
-        add_zeros(z, layer, "f_a_proj.weight", "[512,32]", 512 * 32);
-        add_zeros(z, layer, "f_b_proj.weight", "[32768,512]", 32768 * 512);
-        add_zeros(z, layer, "b_proj.weight", "[64,32]", 64 * 32);
-        add_zeros(z, layer, "o_proj.weight", "[32,32768]", 32768 * 32);
-        add_zeros(z, layer, "A_log", "[64]", 64);
-        add_zeros(z, layer, "dt_bias", "[32768]", 32768);
-        add_zeros(z, layer, "o_norm.weight", "[512]", 512);
+        if (i < LARGE_KDA)
+            add_large_kda(z, layer);
+        else
+            add_large_mla(z, layer);
     }
     z->header[z->length++] = '}';
     for (size_t b = 0; b < 8; b++) z->header[b] = (char)((z->length - 8) >> 8 * b);
-    write_file(directory, "config.json", config, sizeof config - 1);
+    write_large_config(directory);
     write_file(directory, "model.safetensors", z->header, z->length);
     char path[400];
     snprintf(path, sizeof path, "%s/model.safetensors", directory);
