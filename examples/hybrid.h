@@ -77,7 +77,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HYBRID_BLOCK 256       /* tokens that go through the model together, unless told otherwise */
+#define HYBRID_BLOCK 256       /* tokens that go through the model together by default */
 #define HYBRID_MIN_BLOCK 32    /* of any workspace: hybrid_piece finds room in every empty block */
 #define HYBRID_CHUNKED_FROM 12 /* tokens from which KDA_AUTO goes the chunked way */
 

@@ -81,7 +81,7 @@ static void hybridi_put_u64(unsigned char *at, uint64_t value) {
     hybridi_put_u32(at + 4, (uint32_t)(value >> 32));
 }
 
-/* Numbers of 4 bytes in memory to little-endian bytes, and back; numbers of one byte as they are. */
+/* Numbers of 4 bytes in memory to little-endian bytes, and back; bytes as they are. */
 static void hybridi_put_numbers(unsigned char *to, const void *from, size_t count, size_t size) {
     uint32_t word;
     if (size == 1) memcpy(to, from, count);

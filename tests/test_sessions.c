@@ -1,4 +1,4 @@
-/* test_sessions.c - sessions of the model driver: in threads, in batches, with drafts, in files. The
+/* test_sessions.c - sessions of the model driver: threads, batches, drafts, files and caches. The
  * numbers themselves are checked in test_hybrid.c; here bits must stay what they are. */
 #define HYBRID_SAVED_IMPLEMENTATION
 #include "../examples/saved.h"
@@ -123,7 +123,7 @@ static void free_results(results *r) {
     free(r->logits), free(r->last), free(r->hidden);
 }
 
-/* The call of one session in one round; sessions read different tokens and want different things. */
+/* The call of one session in one round; each reads other tokens and wants other things. */
 static hybrid_item item_of(const golden *g, hybrid_session *session, size_t which, size_t round,
                            const results *to) {
     hybrid_item item = {session,
