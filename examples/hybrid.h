@@ -127,6 +127,11 @@ HYBRID_API void hybrid_session_close(hybrid_session *session);
 /* Forgets all tokens. */
 HYBRID_API bool hybrid_session_reset(hybrid_session *session, error *e);
 
+/* Makes the session one that has read n_tokens tokens, with states, windows and latents that a seeded
+ * generator chose: what a context of that length costs can be measured without reading one. */
+HYBRID_API bool hybrid_session_fill(hybrid_session *session, size_t n_tokens, uint64_t seed,
+                                    error *e);
+
 /* Bytes of the parts of a session's memory, for reports. */
 typedef struct hybrid_sizes {
     double states, windows; /* whatever the number of tokens */
@@ -501,6 +506,55 @@ HYBRID_API bool hybrid_session_open(hybrid_session *session, const hybrid_model 
 HYBRID_API void hybrid_session_close(hybrid_session *session) {
     free(session->memory);
     memset(session, 0, sizeof *session);
+}
+
+/* Uniform in [-size, size); xorshift64*. */
+static void hybridi_random(uint64_t *random, float size, size_t n, float *out) {
+    for (size_t i = 0; i < n; i++) {
+        *random ^= *random >> 12;
+        *random ^= *random << 25;
+        *random ^= *random >> 27;
+        out[i] = size * ((float)(*random * 0x2545F4914F6CDD1Du >> 40) * 0x1p-23f - 1.0f);
+    }
+}
+
+static void hybridi_fill_layer(const hybrid_config *c, bool is_kda, linear_type cache,
+                               const hybrid_memory *memory, size_t n_tokens, uint64_t *random) {
+    if (is_kda) {
+        kda_layer_desc desc = hybridi_kda_desc(c, NULL);
+        hybridi_random(random, 0.1f, kda_state_bytes(&desc.op) / sizeof(float),
+                       (float *)memory->state);
+        hybridi_random(random, 1, kda_layer_window_bytes(&desc) / sizeof(float),
+                       (float *)memory->window);
+        return;
+    }
+    mla_desc desc = hybridi_mla_desc(c, cache);
+    size_t width = mla_cache_width(&desc), row_bytes = mla_cache_row_bytes(&desc), n;
+    unsigned char *row = (unsigned char *)memory->latents;
+    for (size_t t = 0; t < n_tokens; t++, row += row_bytes)
+        for (size_t i = 0; i < width; i += n) { /* a latent has the size that its norm gives it */
+            float some[64];
+            n = width - i < 64 ? width - i : 64;
+            hybridi_random(random, 1.7f, n, some);
+            linear_compress(desc.cache, some, n, row + i * (row_bytes / width));
+        }
+}
+
+HYBRID_API bool hybrid_session_fill(hybrid_session *session, size_t n_tokens, uint64_t seed,
+                                    error *e) {
+    const hybrid_config *c = &session->model->config;
+    uint64_t random = seed * 0x9E3779B97F4A7C15u | 1;
+    if (n_tokens > session->options.capacity)
+        return error_set(e,
+                         "a session of %zu tokens: expected at most so many to fill it with, "
+                         "found %zu",
+                         session->options.capacity, n_tokens);
+    for (size_t i = 0; i < c->n_layers; i++)
+        hybridi_fill_layer(c, c->is_kda[i], session->options.cache, &session->layers[i], n_tokens,
+                           &random);
+    session->n_tokens = n_tokens;
+    session->n_draft = 0;
+    return true;
 }
 
 HYBRID_API hybrid_sizes hybrid_memory_sizes(const hybrid_model *model, size_t n_tokens,

@@ -20,6 +20,29 @@ static float *logits_alone(const hybrid_model *model, const uint32_t *ids, size_
     return logits;
 }
 
+/* A filled session goes on, as any other of its seed and as none of another seed; it is as full as it
+ * says. */
+static void filled_sessions(void) {
+    hybrid_model model = open_model(models[0].directory);
+    float *logits[3];
+    error e;
+    for (size_t i = 0; i < 3; i++) {
+        uint32_t id = 1;
+        reader r = open_reader(&model, 5001, 0);
+        logits[i] = test_floats(model.config.vocab_size);
+        CHECK(hybrid_session_fill(&r.session, 5000, i / 2, &e) && r.session.n_tokens == 5000);
+        read_ids(&r, &id, 1, 1, logits[i], NULL);
+        CHECK(!hybrid_check_tokens(&r.session, &id, 1, &e));
+        CHECK(!hybrid_session_fill(&r.session, 5002, 0, &e) && strstr(e.text, "5002"));
+        close_reader(&r);
+        for (size_t j = 0; j < model.config.vocab_size; j++) CHECK(isfinite(logits[i][j]));
+    }
+    CHECK(same_floats(logits[0], logits[1], model.config.vocab_size));
+    CHECK(!same_floats(logits[0], logits[2], model.config.vocab_size));
+    for (size_t i = 0; i < 3; i++) free(logits[i]);
+    hybrid_close(&model);
+}
+
 /* ==== Blocks and threads ==== */
 
 static void pieces_keep_the_way_of_their_call(void) {
@@ -614,6 +637,7 @@ int main(void) {
     TEST(a_batch_gives_the_bits_of_each_alone);
     TEST(bad_batches_are_refused);
     TEST(sizes_are_known);
+    TEST(filled_sessions);
     TEST(caches_of_16_bits_stay_near);
     TEST(drafts_give_the_bits_of_single_tokens);
     TEST(drafts_in_a_batch);
