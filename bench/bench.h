@@ -1,4 +1,4 @@
-/* bench.h - what both benches share: options, clock, threads, limits of the machine, the table.
+/* bench.h - what the benches share: options, clock, threads, limits of the machine, the table.
  *
  * Include first. A bench measures contestants in interleaved rounds (A B A B ...), so that what
  * disturbs the machine disturbs all alike, and judges by ratios taken inside a round:
@@ -53,8 +53,8 @@ static inline void bench_die(const char *what) {
     exit(2);
 }
 
-/* Zeroed, at a 64-byte boundary; large buffers on 2 MiB pages where the system has them. */
-static inline void *bench_alloc(size_t bytes) {
+/* At a 64-byte boundary; large buffers on 2 MiB pages where the system has them. */
+static inline void *bench_reserve(size_t bytes) {
     size_t page = (size_t)1 << 21;
     void *p = NULL;
     if (posix_memalign(&p, bytes >= page ? page : 64, bytes ? bytes : 1) != 0)
@@ -62,6 +62,12 @@ static inline void *bench_alloc(size_t bytes) {
 #ifdef MADV_HUGEPAGE
     if (bytes >= page) (void)madvise(p, bytes, MADV_HUGEPAGE);
 #endif
+    return p;
+}
+
+/* The same, zeroed. */
+static inline void *bench_alloc(size_t bytes) {
+    void *p = bench_reserve(bytes);
     memset(p, 0, bytes);
     return p;
 }
@@ -441,6 +447,13 @@ static inline void bench_task_rmw(void *context, size_t index) {
         limit->kernels->rmw(limit->data + at, n);
 }
 
+static inline void bench_task_read(void *context, size_t index) {
+    bench_limit *limit = (bench_limit *)context;
+    (void)index;
+    for (size_t n, at = bench_limit_claim(limit, &n); n; at = bench_limit_claim(limit, &n))
+        limit->kernels->read(limit->data + at, n);
+}
+
 static inline void bench_task_copy(void *context, size_t index) {
     bench_limit *limit = (bench_limit *)context;
     (void)index;
@@ -469,6 +482,9 @@ static inline void bench_limit_run(bench_limit *limit, bench_task task) {
 
 static inline void bench_run_rmw(void *limit) {
     bench_limit_run((bench_limit *)limit, bench_task_rmw);
+}
+static inline void bench_run_read(void *limit) {
+    bench_limit_run((bench_limit *)limit, bench_task_read);
 }
 static inline void bench_run_copy(void *limit) {
     bench_limit_run((bench_limit *)limit, bench_task_copy);
@@ -515,6 +531,10 @@ typedef struct bench {
     const char *(*isa_name)(int isa);
     int (*isa_is_available)(int isa);
     double quick_seconds; /* what a quick run aims at */
+    /* Further options; both may be null. Takes an option and the word after it (null at the end),
+     * and returns how many words it has used: 0 for an option that is not its own. */
+    int (*option)(struct bench *b, const char *option, const char *value);
+    const char *option_help;
     /* Options. */
     int quick;
     const char *csv_name, *isa, *only;
@@ -541,9 +561,10 @@ static inline void bench_help(const bench *b) {
            "  --quick            seconds instead of minutes: fewer rounds, fewer cases\n"
            "  --csv FILE         write the rows there as well; - for stdout in place of the table\n"
            "  --isa NAME         only this instruction set (also: environment KDA_ISA)\n"
-           "  --threads N        1, 2, 4, ... up to N threads (2 if the machine has them)\n"
-           "  --only SUBSTRING   only groups of cases with this in their name:\n",
+           "  --threads N        1, 2, 4, ... up to N threads (2 if the machine has them)\n",
            b->name);
+    if (b->option_help) fputs(b->option_help, stdout);
+    if (b->n_groups) printf("  --only SUBSTRING   only groups of cases with this in their name:\n");
     for (size_t i = 0; i < b->n_groups; i++) printf("%24s %s\n", "", bench_group_at(b, i)->name);
     printf("Exit status: 0, 1 if a row's error is over its bound, 2 for a wrong option.\n");
 }
@@ -581,8 +602,14 @@ static inline void bench_parse(bench *b, int argc, char **argv) {
             b->quick = 1;
             continue;
         }
+        int used = b->option ? b->option(b, option, value) : 0;
+        if (used) {
+            i += used - 1;
+            continue;
+        }
         if (strcmp(option, "--csv") != 0 && strcmp(option, "--isa") != 0 &&
-            strcmp(option, "--threads") != 0 && strcmp(option, "--only") != 0)
+            strcmp(option, "--threads") != 0 &&
+            (strcmp(option, "--only") != 0 || b->n_groups == 0))
             bench_usage_error(b, "unknown option", option);
         if (!value) bench_usage_error(b, "no value after", option);
         if (option[2] == 'c') b->csv_name = value;
@@ -635,11 +662,13 @@ static inline double bench_time(const bench_entry *entry, size_t repeats) {
     return (bench_now() - start) / (double)repeats;
 }
 
-/* Interleaved rounds of all entries: at least 5 (quick: 3), and then for as long as the time of
- * this measurement allows. In a quick run that is an even share of what is left of the whole. */
+/* Interleaved rounds of all entries: at least 5 (3 in quick runs, and where a round takes seconds),
+ * and then for as long as the time of this measurement allows. In a quick run that is an even share
+ * of what is left of the whole. */
 static inline void bench_measure(bench *b, bench_entry *entry, size_t n) {
     double start = bench_now(), budget = 6e8;
     size_t least = b->quick ? 3 : 5, round = 0;
+    double all_once = 0;
     if (b->quick) budget = (b->deadline - start) / (double)(b->measures ? b->measures : 1);
     if (budget > 6e8) budget = 6e8;
     if (budget < 1e8) budget = 1e8;
@@ -650,7 +679,9 @@ static inline void bench_measure(bench *b, bench_entry *entry, size_t n) {
         double once = bench_time(&entry[e], 1);
         if (once < sample) once = bench_time(&entry[e], 1); /* the first one found cold caches */
         entry[e].repeats = once < sample ? (size_t)(sample / (once > 1 ? once : 1)) : 1;
+        all_once += once;
     }
+    if (all_once > 2e9) least = 3;
     for (; round < BENCH_MAX_ROUNDS; round++) {
         if (round >= least && bench_now() - start >= budget) break;
         for (size_t e = 0; e < n; e++) entry[e].ns[round] = bench_time(&entry[e], entry[e].repeats);
@@ -814,8 +845,8 @@ static inline void bench_preamble(bench *b) {
 #endif
 }
 
-/* Opens files, starts threads, prints what the run is. */
-static inline void bench_begin(bench *b) {
+/* Opens files, starts threads, prints what the run is and what it runs on. */
+static inline void bench_open(bench *b) {
     b->deadline = bench_now() + b->quick_seconds * 1e9;
     b->table = 1;
     if (b->csv_name && strcmp(b->csv_name, "-") == 0) {
@@ -827,6 +858,11 @@ static inline void bench_begin(bench *b) {
     }
     bench_pool_start(&b->pool, b->max_threads);
     bench_preamble(b);
+}
+
+/* The same for a program whose rows are bench_rows. */
+static inline void bench_begin(bench *b) {
+    bench_open(b);
     if (b->csv)
         fprintf(b->csv,
                 "op,isa,%s,dims,tokens,threads,ns_min,ns_med,GB/s,GFLOP/s,limit,fraction,"
