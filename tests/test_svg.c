@@ -139,7 +139,7 @@ static void an_ordinary_chart(void) {
 /* x and y of the n-th circle. */
 static void circle(const char *text, size_t n, double *x, double *y) {
     const char *at = text;
-    *x = *y = NAN;
+    *x = *y = (double)NAN;
     for (size_t i = 0; at && i <= n; i++) at = strstr(at + 1, "<circle");
     CHECK(at != NULL);
     if (at) CHECK(sscanf(strstr(at, "cx="), "cx=\"%lf\" cy=\"%lf\"", x, y) == 2);
@@ -177,8 +177,8 @@ static void text_is_escaped(void) {
 }
 
 static void points_that_cannot_be_shown(void) {
-    static const double x[] = {1, 2, NAN, 8, 16, -4, 0, 32, HUGE_VAL};
-    static const double y[] = {1, NAN, 3, 4, HUGE_VAL, 5, 6, 7, 8};
+    static const double x[] = {1, 2, (double)NAN, 8, 16, -4, 0, 32, HUGE_VAL};
+    static const double y[] = {1, (double)NAN, 3, 4, HUGE_VAL, 5, 6, 7, 8};
     svg_line line = {"holes", x, y, 9, SVG_SOLID};
     svg_chart chart = chart_of(&line, 1);
     char *text = drawn(&chart, "");
