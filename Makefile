@@ -18,7 +18,7 @@ PROGRAMS := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
 CXX_FLAGS := -std=c++17 -D_POSIX_C_SOURCE=200809L $(WARNINGS) $(CFLAGS)
 TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
 
-.PHONY: all help demo test engine bench bench-quick clean
+.PHONY: all help demo test engine bench bench-quick ratio clean
 
 all: $(PROGRAMS)  ## build the programs (default)
 
@@ -34,13 +34,16 @@ test: $(PROGRAMS) $(TESTS)  ## build and run every test
 engine: $(BUILD)/engine  ## build and run the C++ serving example
 	$(BUILD)/engine
 
-BENCHES := $(patsubst bench/%.c,$(BUILD)/%,$(wildcard bench/*.c))
+BENCHES := $(patsubst bench/%.c,$(BUILD)/%,$(wildcard bench/bench_*.c))
 
 bench: $(BENCHES)  ## measure kernels against this machine's limits: a table, and CSV in build/
 	@for bench in $(BENCHES); do $$bench --csv $$bench.csv || exit 1; done
 
 bench-quick: $(BENCHES)  ## the same with fewer repetitions, within 50 seconds
 	@for bench in $(BENCHES); do $$bench --quick --csv $$bench.csv || exit 1; done
+
+ratio: $(BUILD)/decode_ratio  ## full attention against the hybrid by context, within 50 seconds
+	$< --quick --roofline --csv $<.csv --svg $<.svg
 
 # Each test is a program of one file, but for the one that is about several.
 $(BUILD)/tests/test_header: tests/header_second.c tests/header_static.c

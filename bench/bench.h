@@ -608,8 +608,7 @@ static inline void bench_parse(bench *b, int argc, char **argv) {
             continue;
         }
         if (strcmp(option, "--csv") != 0 && strcmp(option, "--isa") != 0 &&
-            strcmp(option, "--threads") != 0 &&
-            (strcmp(option, "--only") != 0 || b->n_groups == 0))
+            strcmp(option, "--threads") != 0 && (strcmp(option, "--only") != 0 || b->n_groups == 0))
             bench_usage_error(b, "unknown option", option);
         if (!value) bench_usage_error(b, "no value after", option);
         if (option[2] == 'c') b->csv_name = value;
@@ -887,14 +886,20 @@ static inline int bench_chosen(const bench *b, const bench_group *g, int isa, si
     return 1;
 }
 
+/* Tells on stderr where a run is: on a terminal in one line that is written over. */
+static inline void bench_tell(const bench *b, const char *text) {
+    int terminal = isatty(2);
+    fprintf(stderr, "%s%s: %s%s", terminal ? "\r\033[K" : "", b->name, text, terminal ? "" : "\n");
+    fflush(stderr);
+}
+
 /* Tells that a group begins. */
 static inline void bench_progress(const bench *b, size_t done, size_t all, const bench_group *g,
                                   int isa, size_t threads) {
-    int terminal = isatty(2);
-    fprintf(stderr, "%s%s: %zu/%zu %s, %s, %zu thread%s%s", terminal ? "\r\033[K" : "", b->name,
-            done, all, g->name, b->isa_name(isa), threads, threads == 1 ? "" : "s",
-            terminal ? "" : "\n");
-    fflush(stderr);
+    char text[128];
+    snprintf(text, sizeof text, "%zu/%zu %.60s, %s, %zu thread%s", done, all, g->name,
+             b->isa_name(isa), threads, threads == 1 ? "" : "s");
+    bench_tell(b, text);
 }
 
 /* Runs what is chosen, or, with all = 0, only counts it and its measures. Returns the count. */

@@ -26,8 +26,8 @@ static inline void reference_step(size_t K, size_t V, const double *q, const dou
     for (size_t j = 0; j < V; j++) {
         double stored = 0;
         for (size_t i = 0; i < K; i++) stored += S[i * V + j] * k[i];
-        double error = v[j] - stored;
-        for (size_t i = 0; i < K; i++) S[i * V + j] += beta * k[i] * error;
+        double missing = v[j] - stored;
+        for (size_t i = 0; i < K; i++) S[i * V + j] += beta * k[i] * missing;
         o[j] = 0;
         for (size_t i = 0; i < K; i++) o[j] += S[i * V + j] * q[i];
     }
@@ -42,8 +42,8 @@ static inline void reference_step_f32(size_t K, size_t V, const float *q, const 
     for (size_t j = 0; j < V; j++) {
         float stored = 0;
         for (size_t i = 0; i < K; i++) stored += S[i * V + j] * k[i];
-        float error = v[j] - stored;
-        for (size_t i = 0; i < K; i++) S[i * V + j] += beta * k[i] * error;
+        float missing = v[j] - stored;
+        for (size_t i = 0; i < K; i++) S[i * V + j] += beta * k[i] * missing;
         o[j] = 0;
         for (size_t i = 0; i < K; i++) o[j] += S[i * V + j] * q[i];
     }

@@ -164,6 +164,25 @@ static void published_figures(void) {
     check_near("largest batches", throughput_ratio(most, million, 1, 7), 6.3, 0.02);
 }
 
+/* Whatever bandwidth, fixed cost and memory: where batch 1 gains as much as was published, the largest
+ * batches do not. */
+static void no_one_machine_gives_both(void) {
+    size_t both = 0, one = 0, most = 0;
+    for (double bandwidth = 1e11; bandwidth < 1e15; bandwidth *= 1.3)
+        for (double fixed = 1e-5; fixed < 1; fixed *= 1.3)
+            for (double batches = 1; batches <= 8; batches++)
+                for (double part = 0; part < 1; part += 0.25) {
+                    roofline_machine m = {bandwidth, 0, 1e18, fixed};
+                    double bytes = (batches + part) * 32614907904.0; /* of caches: 27 x 1152 x 1M */
+                    double b = floor(bytes / 8500606976.0);
+                    int large = throughput_ratio(&m, million, batches, b) > 5.7;
+                    int small_gain = throughput_ratio(&m, million, 1, 1) > 2.1;
+                    both += (size_t)(large && small_gain), one += (size_t)small_gain;
+                    most += (size_t)large;
+                }
+    CHECK(both == 0 && one > 0 && most > 0);
+}
+
 int main(void) {
     TEST(counts_by_hand);
     TEST(compressed_queries_gates_and_expert_projections);
@@ -172,5 +191,6 @@ int main(void) {
     TEST(limit_at_equal_batch);
     TEST(bound_of_unequal_batches);
     TEST(published_figures);
+    TEST(no_one_machine_gives_both);
     return test_summary();
 }
