@@ -57,10 +57,10 @@ typedef struct stack {
     size_t cache_bytes; /* of one sequence and layer */
     mla_seq *full;      /* [n_full][batch] */
     unsigned char *states, *windows;
-    kda_seq *recurrent;          /* [n_kda][batch] */
-    float *queries, *mix;        /* [batch][heads][latent + rope], [batch][heads][latent] */
-    float *rows, *o;             /* [batch][5 row + heads], [batch][row] */
-    float *small;                /* convolutions, A_log, dt_bias, norm */
+    kda_seq *recurrent;   /* [n_kda][batch] */
+    float *queries, *mix; /* [batch][heads][mla_query_stride], [batch][heads][mla_mix_stride] */
+    float *rows, *o;      /* [batch][5 row + heads], [batch][row] */
+    float *small;         /* convolutions, A_log, dt_bias, norm */
     void *scratch, *kda_scratch; /* of mla.h, of kda.h */
     /* With weights. */
     stack_weights *weights; /* [n_full + n_kda]: those of full layers first */
@@ -143,8 +143,8 @@ static inline void stack_open_full(stack *s) {
     s->cache_bytes = s->is.context * mla_cache_row_bytes(&s->mla);
     s->caches = (unsigned char *)bench_reserve(n * s->cache_bytes);
     s->full = (mla_seq *)bench_alloc(n * sizeof *s->full);
-    s->queries = bench_floats(heads * roofline_row(shape));
-    s->mix = bench_floats(heads * shape->latent);
+    s->queries = bench_floats(heads * mla_query_stride(&s->mla));
+    s->mix = bench_floats(heads * mla_mix_stride(&s->mla));
     s->scratch = bench_alloc(scratch);
     for (size_t i = 0; i < n; i++) {
         s->full[i].cache = s->caches + i * s->cache_bytes;
@@ -153,7 +153,7 @@ static inline void stack_open_full(stack *s) {
     }
     /* Scores with a standard deviation near 2: some keys count, none alone. */
     float spread = 2 * 1.75f / sqrtf((float)roofline_row(shape));
-    bench_fill(s->queries, heads * roofline_row(shape), 22, -spread, spread);
+    bench_fill(s->queries, heads * mla_query_stride(&s->mla), 22, -spread, spread);
     stack_fill_caches(s);
 }
 
@@ -404,7 +404,7 @@ static inline void stack_step(stack *s, int hybrid) {
 static inline void stack_true_mix(const stack *s, size_t head, double *mix) {
     const roofline_shape *shape = s->is.shape;
     size_t width = roofline_row(shape), n = s->is.context;
-    const float *q = s->queries + head * width;
+    const float *q = s->queries + head * mla_query_stride(&s->mla);
     double *score = (double *)bench_alloc(n * sizeof *score), max = -HUGE_VAL, sum = 0;
     for (size_t j = 0; j < n; j++) {
         for (size_t i = 0; i < width; i++)
@@ -432,7 +432,7 @@ static inline double stack_full_error(stack *s) {
         if (h != heads - 1 && (h != 0 || s->is.context > STACK_CHECK_KEYS)) continue;
         stack_true_mix(s, h, want);
         for (size_t i = 0; i < latent; i++)
-            bench_error_add(&e, (double)s->mix[h * latent + i], want[i]);
+            bench_error_add(&e, (double)s->mix[h * mla_mix_stride(&s->mla) + i], want[i]);
     }
     free(want);
     return bench_error_value(&e);

@@ -78,23 +78,23 @@ static void a_step_runs_its_layers(void) {
     stack_open(&s, &is);
     size_t state = kda_state_bytes(&s.kda.op);
     unsigned char *before = (unsigned char *)test_alloc(3 * 2 * state);
-    float *first = test_floats(small.heads * small.latent);
+    float *first = test_floats(small.heads * mla_mix_stride(&s.mla));
     memcpy(before, s.states, 3 * 2 * state);
     stack_step(&s, 0);
     CHECK(memcmp(before, s.states, 3 * 2 * state) == 0);
     stack_full_layer(&s, 4); /* the last of all layers */
-    memcpy(first, s.mix, small.heads * small.latent * sizeof *first);
-    memset(s.mix, 0, small.heads * small.latent * sizeof *first);
+    memcpy(first, s.mix, small.heads * mla_mix_stride(&s.mla) * sizeof *first);
+    memset(s.mix, 0, small.heads * mla_mix_stride(&s.mla) * sizeof *first);
     stack_step(&s, 0);
-    CHECK(memcmp(first, s.mix, small.heads * small.latent * sizeof *first) == 0);
+    CHECK(memcmp(first, s.mix, small.heads * mla_mix_stride(&s.mla) * sizeof *first) == 0);
     stack_step(&s, 1);
     for (size_t i = 0; i < 3 * 2; i++)
         CHECK(memcmp(before + i * state, s.states + i * state, state) != 0);
     stack_full_layer(&s, 1); /* the last full one of the hybrid */
-    memcpy(first, s.mix, small.heads * small.latent * sizeof *first);
-    memset(s.mix, 0, small.heads * small.latent * sizeof *first);
+    memcpy(first, s.mix, small.heads * mla_mix_stride(&s.mla) * sizeof *first);
+    memset(s.mix, 0, small.heads * mla_mix_stride(&s.mla) * sizeof *first);
     stack_step(&s, 1);
-    CHECK(memcmp(first, s.mix, small.heads * small.latent * sizeof *first) == 0);
+    CHECK(memcmp(first, s.mix, small.heads * mla_mix_stride(&s.mla) * sizeof *first) == 0);
     free(before), free(first);
     stack_close(&s);
 }
