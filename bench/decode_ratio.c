@@ -198,6 +198,7 @@ static int parse_option(bench *b, const char *option, const char *value) {
         if (strcmp(option, numbers[i].name) == 0) {
             if (!value) bench_usage_error(b, "no value after", option);
             *numbers[i].number = parse_count(b, value, numbers[i].most);
+            if (numbers[i].number != &s->batch) s->shape.name = "own";
             return 2;
         }
     size_t which = 0, n = sizeof others / sizeof *others;
@@ -334,11 +335,24 @@ static void check(point *p, stack *stacked) {
     p->bound = 1e-5;
 }
 
+/* ns that one run of a contestant may take: a quick run must end. */
+static double patience(const suite *s) {
+    return s->b.quick ? fmax(0, s->b.deadline - bench_now()) / 30 : HUGE_VAL;
+}
+
+/* What a step of one full layer will take, going by the context before; 0 if there is none. */
+static double expected_layer(const suite *s, size_t context) {
+    if (s->n_points == 0) return 0;
+    const point *last = &s->points[s->n_points - 1];
+    return last->full_layer * (double)s->batch * (double)context / (double)last->context;
+}
+
 /* Both stacks as a whole, or one layer of each kind: equal batch. */
 static void measure_equal_batch(suite *s, point *p) {
     const double layers = (double)s->shape.layers, n_full = (double)s->shape.full;
     stack_options is = options_of(s, p->context, s->batch, s->shape.layers);
-    p->composed = stack_cache_bytes(&is) > s->memory;
+    p->composed =
+        stack_cache_bytes(&is) > s->memory || layers * expected_layer(s, p->context) > patience(s);
     if (p->composed) is.n_full = caches_beyond_cache(s, p->context, s->batch);
     stack stacked;
     stack_open(&stacked, &is);
@@ -371,7 +385,8 @@ static void measure_equal_batch(suite *s, point *p) {
  * for each sequence. */
 static void measure_in_batch(suite *s, point *p) {
     roofline_model f = model_of(s, 0, 0), h = model_of(s, 1, 0);
-    double context = (double)p->context, most = s->b.quick ? 262144 : 1048576;
+    double context = (double)p->context;
+    double most = fmin(s->b.quick ? 262144 : 1048576, patience(s) / p->full_layer * context);
     p->full_batch = floor(s->budget / roofline_sequence_bytes(&f, context));
     p->hybrid_batch = floor(s->budget / roofline_sequence_bytes(&h, context));
     double batch = fmin(p->hybrid_batch, floor(most / context));
@@ -470,10 +485,15 @@ static double whole_ratio(const suite *s, const point *p, double weight) {
            with_weights(s, p, 1, weight, batch, p->hybrid);
 }
 
-/* A ratio, or a dash where a stack holds no sequence. */
-static const char *ratio_text(double ratio, char text[16]) {
-    snprintf(text, 16, ratio == ratio ? "%.2f" : "-", ratio);
+/* A number, or a dash where a stack holds no sequence. */
+static const char *number_text(double x, int digits, char text[16]) {
+    snprintf(text, 16, "%.*f", digits, x);
+    if (x != x) snprintf(text, 16, "-");
     return text;
+}
+
+static const char *ratio_text(double ratio, char text[16]) {
+    return number_text(ratio, 2, text);
 }
 
 static void heading(suite *s, const char *text, const char *columns) {
@@ -573,56 +593,115 @@ static void print_prediction(suite *s) {
     heading(s, "cost model of this machine's measured limits, attention stack, equal batch",
             "context     GB/s  GFLOP/s  ms full: model   measured  hybrid: model   measured  ratio:"
             " model measured");
-    for (size_t i = 0; i < s->n_points && s->b.table; i++) {
+    for (size_t i = 0; i < s->n_points; i++) {
         const point *p = &s->points[i];
         double batch = (double)s->batch, tokens = (double)p->context;
         double full = 1e3 * roofline_step(&p->machine, &f, tokens, batch);
         double hybrid = 1e3 * roofline_step(&p->machine, &h, tokens, batch);
-        printf("%7s %8.2f %8.2f %15.3f %10.3f %14.3f %10.3f %13.3f %8.3f\n",
-               context_text(tokens, context), p->machine.bandwidth / 1e9, p->machine.peak / 1e9,
-               full, p->full / 1e6, hybrid, p->hybrid / 1e6, full / hybrid, p->ratio);
+        if (s->b.table)
+            printf("%7s %8.2f %8.2f %15.3f %10.3f %14.3f %10.3f %13.3f %8.3f\n",
+                   context_text(tokens, context), p->machine.bandwidth / 1e9, p->machine.peak / 1e9,
+                   full, p->full / 1e6, hybrid, p->hybrid / 1e6, full / hybrid, p->ratio);
+        if (s->b.csv)
+            fprintf(s->b.csv,
+                    "model-here,%zu,%.2f GB/s %.2f GFLOP/s,%zu,%zu,%.6f,%.6f,%.4f,,,,,,,\n",
+                    p->context, p->machine.bandwidth / 1e9, p->machine.peak / 1e9, s->batch,
+                    s->batch, full, hybrid, full / hybrid);
     }
+}
+
+/* What the model says of a context, of one sequence and of the largest batches: ms a token. NaN
+ * where a stack does not fit. */
+typedef struct prediction {
+    double one_full, one_hybrid, full_batch, hybrid_batch, full, hybrid;
+} prediction;
+
+static prediction predict(const roofline_machine *machine, const roofline_model *f,
+                          const roofline_model *h, double context) {
+    prediction x;
+    x.one_full = 1e3 * roofline_step(machine, f, context, 1);
+    x.one_hybrid = 1e3 * roofline_step(machine, h, context, 1);
+    x.full_batch = roofline_largest_batch(machine, f, context);
+    x.hybrid_batch = roofline_largest_batch(machine, h, context);
+    x.full = 1e3 * roofline_step(machine, f, context, x.full_batch) / x.full_batch;
+    x.hybrid = 1e3 * roofline_step(machine, h, context, x.hybrid_batch) / x.hybrid_batch;
+    if (!(x.full_batch > 0)) x.full = (double)NAN;
+    if (!(x.hybrid_batch > 0)) x.hybrid = (double)NAN;
+    return x;
 }
 
 /* Batch 1 and the largest batches on a machine that is described by its figures alone. */
-static void print_machine(suite *s, const roofline_machine *machine, const roofline_shape *shape,
-                          double weight, const char *name) {
-    char text[200], context[32], ratio[16];
-    roofline_model f = {shape, 0, 2, 4, weight}, h = {shape, 1, 2, 4, weight};
+static void print_machine(suite *s, const roofline_machine *machine, const roofline_model *f,
+                          const roofline_model *h, const char *name) {
+    char text[240], context[32], ratio[16], full[16], hybrid[16];
     snprintf(text, sizeof text,
              "cost model: %s: %.4g GB/s, %.4g GB, %.4g GFLOP/s, %.4g ms a step; %s, weights of %g"
-             " bytes, bf16 caches",
+             " bytes, caches of %g",
              name, machine->bandwidth / 1e9, machine->memory / 1e9, machine->peak / 1e9,
-             1e3 * machine->fixed, shape->name, weight);
+             1e3 * machine->fixed, f->shape->name, f->weight, f->cache_element);
     heading(s, text,
             "context  batch 1, ms: full  hybrid  ratio  largest batches: full  hybrid  ms/token:"
             " full  hybrid  ratio");
-    for (size_t i = 0; i < s->n_contexts && s->b.table; i++) {
+    for (size_t i = 0; i < s->n_contexts; i++) {
         double tokens = (double)s->contexts[i];
-        double one_f = 1e3 * roofline_step(machine, &f, tokens, 1);
-        double one_h = 1e3 * roofline_step(machine, &h, tokens, 1);
-        double a = roofline_largest_batch(machine, &f, tokens);
-        double b = roofline_largest_batch(machine, &h, tokens);
-        double full = a > 0 ? 1e3 * roofline_step(machine, &f, tokens, a) / a : (double)NAN;
-        double hybrid = b > 0 ? 1e3 * roofline_step(machine, &h, tokens, b) / b : (double)NAN;
-        printf("%7s %18.2f %7.2f %6.2f %22.0f %7.0f %15.3f %7.3f %6s\n",
-               context_text(tokens, context), one_f, one_h, one_f / one_h, a, b, full, hybrid,
-               ratio_text(full / hybrid, ratio));
+        prediction x = predict(machine, f, h, tokens);
+        if (s->b.table)
+            printf("%7s %18.2f %7.2f %6.2f %22.0f %7.0f %15s %7s %6s\n",
+                   context_text(tokens, context), x.one_full, x.one_hybrid,
+                   x.one_full / x.one_hybrid, x.full_batch, x.hybrid_batch,
+                   number_text(x.full, 3, full), number_text(x.hybrid, 3, hybrid),
+                   ratio_text(x.full / x.hybrid, ratio));
+        if (s->b.csv)
+            fprintf(s->b.csv, "model-%s,%zu,computed,%.0f,%.0f,%s,%s,%s,,,,,,,\n", f->shape->name,
+                    s->contexts[i], x.full_batch, x.hybrid_batch, number_text(x.full, 3, full),
+                    number_text(x.hybrid, 3, hybrid), ratio_text(x.full / x.hybrid, ratio));
     }
 }
 
+/* The 48B's ratio that was found here at a context, or a dash. */
+static const char *ratio_here(const suite *s, double context, int equal_memory, char text[16]) {
+    double ratio = (double)NAN;
+    for (size_t i = 0; strcmp(s->shape.name, "48b") == 0 && i < s->n_points; i++) {
+        const point *p = &s->points[i];
+        if (fabs((double)p->context - context) > 0.5) continue;
+        ratio = equal_memory ? throughput_ratio(s, p, weight_types[0].bytes)
+                             : whole_ratio(s, p, weight_types[0].bytes);
+    }
+    return ratio_text(ratio, text);
+}
+
+/* The 48B's published ratios, what the model gives with figures that fit them, and what was found
+ * here, all with bf16 weights. */
 static void print_published(suite *s) {
-    print_machine(s, &roofline_published_batch_1, &roofline_48b, 2,
-                  "figures that give the published batch-1 ratios");
-    bench_note(&s->b, "published, batch 1: 1.8 at 512K, 2.2 to 2.3 at 1M; machine not stated");
-    print_machine(s, &roofline_published_largest, &roofline_48b, 2,
-                  "figures that give the published times of the largest batches at 1M");
-    bench_note(&s->b, "published, largest batches at 1M: 11.48 and 1.84 ms a token, 6.3 (4.8 at"
-                      " 256K, 5.7 at 512K), called theoretical; machine not stated");
+    static const struct {
+        double context;
+        const char *one, *largest;
+    } published[] = {{262144, "-", "4.8"}, {524288, "1.8", "5.7"}, {1048576, "2.2-2.3", "6.3"}};
+    roofline_model f = {&roofline_48b, 0, 2, 4, 2}, h = {&roofline_48b, 1, 2, 4, 2};
+    char context[32], one[16], largest[16], here[2][16];
+    print_machine(s, &roofline_published_batch_1, &f, &h,
+                  "solved for the published ratios of batch 1");
+    print_machine(s, &roofline_published_largest, &f, &h,
+                  "solved for the published times of the largest batches at 1M");
+    heading(
+        s,
+        "published for the 48B (no machine stated; the largest batches' called theoretical), the"
+        " model's, and here, with bf16 weights",
+        "context  batch 1: published  model   here  largest batches: published  model   here"
+        " (equal memory)");
+    for (size_t i = 0; i < 3 && s->b.table; i++) {
+        double tokens = published[i].context;
+        prediction x = predict(&roofline_published_batch_1, &f, &h, tokens);
+        prediction y = predict(&roofline_published_largest, &f, &h, tokens);
+        printf("%7s %19s %6s %6s %27s %6s %6s\n", context_text(tokens, context), published[i].one,
+               ratio_text(x.one_full / x.one_hybrid, one), ratio_here(s, tokens, 0, here[0]),
+               published[i].largest, ratio_text(y.full / y.hybrid, largest),
+               ratio_here(s, tokens, 1, here[1]));
+    }
     bench_note(&s->b,
                "By the model a ratio beyond 27/7 needs batches that differ by more than the caches"
-               " do (1 and 7: memory for 1.9 and 7.3) and a step whose fixed cost outweighs its"
-               " reads. Batch 1 on such a machine gains little: no one machine gives both figures");
+               " do (1 and 7, from memory for 1.9 and 7.3) and a step whose fixed cost outweighs"
+               " its reads; batch 1 gains little on such a machine: none gives both figures");
 }
 
 /* ==== The picture ============================================================================== */
@@ -712,14 +791,6 @@ static void describe(suite *s) {
                           "error,verdict\n");
 }
 
-/* Whether there is time left for a context, going by the one before. */
-static int has_time(const suite *s, size_t context) {
-    if (!s->b.quick || s->n_points == 0) return 1;
-    const point *last = &s->points[s->n_points - 1];
-    double layer = last->full_layer * (double)context / (double)last->context;
-    return bench_now() + 5 * layer * (double)s->batch < s->b.deadline;
-}
-
 static void measure_all(suite *s) {
     char text[96], context[32];
     heading(s, "equal batch: the attention stack, a step of one token for each sequence",
@@ -731,7 +802,7 @@ static void measure_all(suite *s) {
         context_text((double)s->contexts[i], context);
         snprintf(text, sizeof text, "%zu/%zu context %s", i + 1, s->n_contexts + 1, context);
         bench_tell(&s->b, text);
-        if (!has_time(s, s->contexts[i])) {
+        if (expected_layer(s, s->contexts[i]) > 6 * patience(s)) {
             snprintf(text, sizeof text, "context %s is left out: no time left", context);
             bench_note(&s->b, text);
             continue;
@@ -776,8 +847,8 @@ int main(int argc, char **argv) {
     print_whole_model(&s);
     print_equal_memory(&s);
     if (s.roofline) print_prediction(&s);
-    if (s.roofline && s.given.bandwidth > 0)
-        print_machine(&s, &s.given, &s.shape, weight_types[0].bytes, "the machine given");
+    roofline_model full = model_of(&s, 0, 2), hybrid = model_of(&s, 1, 2);
+    if (s.given.bandwidth > 0) print_machine(&s, &s.given, &full, &hybrid, "the machine given");
     if (s.roofline) print_published(&s);
     if (s.svg_name && s.n_points > 0) draw(&s);
     parallel_close(&s.pool);
