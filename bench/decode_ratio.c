@@ -14,7 +14,7 @@
 
 #include "stack.h"
 
-enum { MAX_CONTEXTS = 32, WEIGHT_TYPES = 3, MAX_REPEATED = 64 };
+enum { MAX_CONTEXTS = 32, WEIGHT_TYPES = 3, MAX_REPEATED = 64, MAX_MEASURED_BATCH = 64 };
 
 static const double gib = 1073741824.0;
 
@@ -48,7 +48,8 @@ typedef struct suite {
     kda_type state;
     size_t contexts[MAX_CONTEXTS], n_contexts;
     size_t batch;
-    double memory; /* bytes that measured caches may take */
+    double memory; /* bytes that whole stacks may take */
+    double most;   /* and anything at all: 0.9 of what is free */
     double budget; /* bytes of the equal-memory view */
     const char *svg_name;
     int roofline;
@@ -241,8 +242,9 @@ static void choose_defaults(suite *s) {
     if (!(total > 0)) total = 8 * gib, free_now = 4 * gib;
     for (size_t i = 0; s->n_contexts == 0 && i < 7; i++) s->contexts[i] = contexts[i];
     if (s->n_contexts == 0) s->n_contexts = 7;
-    if (s->memory > free_now * 0.9) bench_usage_error(&s->b, "--memory:", "more than is free");
-    if (!(s->memory > 0)) s->memory = s->b.quick ? fmin(gib, free_now / 2) : free_now * 0.75;
+    s->most = free_now * 0.9;
+    if (s->memory > s->most) bench_usage_error(&s->b, "--memory:", "more than is free");
+    if (!(s->memory > 0)) s->memory = s->b.quick ? fmin(gib, s->most / 2) : free_now * 0.75;
     if (!(s->budget > 0)) s->budget = total;
     if (s->shape.full > s->shape.layers) bench_usage_error(&s->b, "--full:", "more than layers");
     s->cache_level = last_level_cache();
@@ -282,7 +284,7 @@ static stack_options options_of(suite *s, size_t context, size_t batch, size_t n
     return is;
 }
 
-/* An entry whose every round is what `make` says of that round of two others. */
+/* An entry whose every round is a sum of that round of two others. */
 static bench_entry combined(const bench_entry *a, const bench_entry *b, double times_a,
                             double times_b) {
     bench_entry entry = *a;
@@ -293,8 +295,8 @@ static bench_entry combined(const bench_entry *a, const bench_entry *b, double t
 }
 
 /* Enough caches that a pass over them finds none in the last-level cache. */
-static size_t caches_beyond_cache(const suite *s, size_t context, size_t batch) {
-    stack_options one = options_of((suite *)(uintptr_t)s, context, batch, 1);
+static size_t caches_beyond_cache(suite *s, size_t context, size_t batch) {
+    stack_options one = options_of(s, context, batch, 1);
     double n = ceil(2 * (double)s->cache_level / stack_cache_bytes(&one));
     return n < 1 ? 1 : n > MAX_REPEATED ? MAX_REPEATED : (size_t)n;
 }
@@ -347,13 +349,20 @@ static double expected_layer(const suite *s, size_t context) {
     return last->full_layer * (double)s->batch * (double)context / (double)last->context;
 }
 
+/* What equal batch holds at a context: all layers, or one full layer often enough that its caches
+ * are in none of the machine's caches. */
+static stack_options equal_batch_options(suite *s, size_t context, int *composed) {
+    stack_options is = options_of(s, context, s->batch, s->shape.layers);
+    double step = (double)s->shape.layers * expected_layer(s, context);
+    *composed = stack_bytes(&is) > s->memory || step > patience(s);
+    if (*composed) is.n_full = caches_beyond_cache(s, context, s->batch);
+    return is;
+}
+
 /* Both stacks as a whole, or one layer of each kind: equal batch. */
 static void measure_equal_batch(suite *s, point *p) {
     const double layers = (double)s->shape.layers, n_full = (double)s->shape.full;
-    stack_options is = options_of(s, p->context, s->batch, s->shape.layers);
-    p->composed =
-        stack_cache_bytes(&is) > s->memory || layers * expected_layer(s, p->context) > patience(s);
-    if (p->composed) is.n_full = caches_beyond_cache(s, p->context, s->batch);
+    stack_options is = equal_batch_options(s, p->context, &p->composed);
     stack stacked;
     stack_open(&stacked, &is);
     timed t[2] = {{&stacked, 0}, {&stacked, 1}};
@@ -389,14 +398,14 @@ static void measure_in_batch(suite *s, point *p) {
     double most = fmin(s->b.quick ? 262144 : 1048576, patience(s) / p->full_layer * context);
     p->full_batch = floor(s->budget / roofline_sequence_bytes(&f, context));
     p->hybrid_batch = floor(s->budget / roofline_sequence_bytes(&h, context));
-    double batch = fmin(p->hybrid_batch, floor(most / context));
+    double batch = fmin(p->hybrid_batch, fmin(MAX_MEASURED_BATCH, floor(most / context)));
     p->measured_batch = batch > 1 ? (size_t)batch : 1;
     p->full_in_batch = p->full_layer, p->kda_in_batch = p->kda_layer;
     if (p->measured_batch == 1) return;
     stack stacked;
     stack_options is = options_of(s, p->context, p->measured_batch, 1);
-    if (stack_cache_bytes(&is) > s->memory) return;
     if (is.n_kda > 4) is.n_kda = 4;
+    if (stack_bytes(&is) > s->memory) return;
     stack_open(&stacked, &is);
     timed t = {&stacked, 0};
     bench_entry entry[2] = {bench_contestant(run_full_layers, &t),
@@ -410,7 +419,9 @@ static void measure_in_batch(suite *s, point *p) {
 /* Whole layers, weights and all, where the shape's are small enough to be held. */
 static void measure_whole(suite *s, point *p) {
     stack_options is = options_of(s, p->context, s->batch, s->shape.layers);
-    if (!stack_can_hold_weights(&s->shape) || stack_cache_bytes(&is) > s->memory) return;
+    roofline_model m = model_of(s, 0, 4); /* as much again while matrices are made */
+    double bytes = stack_bytes(&is) + 2 * roofline_resident_bytes(&m);
+    if (!stack_can_hold_weights(&s->shape) || bytes > s->memory) return;
     stack stacked;
     is.weights = 1;
     stack_open(&stacked, &is);
@@ -791,6 +802,14 @@ static void describe(suite *s) {
                           "error,verdict\n");
 }
 
+/* What keeps a context from being measured at all; null: nothing. */
+static const char *what_is_short(suite *s, size_t context) {
+    int composed;
+    stack_options is = equal_batch_options(s, context, &composed);
+    if (stack_bytes(&is) > s->most) return "memory";
+    return expected_layer(s, context) > 6 * patience(s) ? "time" : NULL;
+}
+
 static void measure_all(suite *s) {
     char text[96], context[32];
     heading(s, "equal batch: the attention stack, a step of one token for each sequence",
@@ -802,8 +821,9 @@ static void measure_all(suite *s) {
         context_text((double)s->contexts[i], context);
         snprintf(text, sizeof text, "%zu/%zu context %s", i + 1, s->n_contexts + 1, context);
         bench_tell(&s->b, text);
-        if (expected_layer(s, s->contexts[i]) > 6 * patience(s)) {
-            snprintf(text, sizeof text, "context %s is left out: no time left", context);
+        const char *obstacle = what_is_short(s, s->contexts[i]);
+        if (obstacle) {
+            snprintf(text, sizeof text, "context %s is left out: no %s left", context, obstacle);
             bench_note(&s->b, text);
             continue;
         }
@@ -817,6 +837,7 @@ static void measure_all(suite *s) {
     }
     snprintf(text, sizeof text, "%zu/%zu cross-over", s->n_contexts + 1, s->n_contexts + 1);
     bench_tell(&s->b, text);
+    if (s->n_points == 0) return;
     find_crossover(s);
     if (s->crossover > 0)
         snprintf(text, sizeof text, "cross-over: the hybrid is faster from %.0f tokens on",

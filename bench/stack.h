@@ -276,6 +276,13 @@ static inline double stack_cache_bytes(const stack_options *is) {
            (double)(roofline_row(is->shape) * stack_element_bytes(is->cache));
 }
 
+/* Bytes that a stack's caches, states and windows take. */
+static inline double stack_bytes(const stack_options *is) {
+    double state = roofline_state(is->shape) * (is->state == KDA_F32 ? 4 : 2);
+    return stack_cache_bytes(is) +
+           roofline_product(is->n_kda, is->batch) * (state + roofline_window(is->shape) * 4);
+}
+
 /* Allocates and fills; ends the program where the system has no memory. */
 static inline void stack_open(stack *s, const stack_options *is) {
     memset(s, 0, sizeof *s);

@@ -110,6 +110,7 @@ static void counted_bytes_are_held_bytes(void) {
     CHECK(roofline_sequence_bytes(&hybrid, 300) ==
           2 * (double)s.cache_bytes + 3 * (state + window));
     CHECK(stack_cache_bytes(&is) == 5 * (double)s.cache_bytes);
+    CHECK(stack_bytes(&is) == 5 * (double)s.cache_bytes + 3 * (state + window));
     stack_close(&s);
 }
 
