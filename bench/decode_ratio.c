@@ -855,7 +855,7 @@ int main(int argc, char **argv) {
     b->best_isa = (int)kda_isa_best(), b->isa_name = isa_name;
     b->isa_is_available = isa_is_available;
     b->option = parse_option, b->option_help = option_help;
-    b->quick_seconds = 40;
+    b->quick_seconds = 36;
     s.shape = roofline_48b, s.cache = LINEAR_BF16, s.state = KDA_F32, s.batch = 1;
     bench_parse(b, argc, argv);
     bench_choose_isas(b);
