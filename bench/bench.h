@@ -447,13 +447,6 @@ static inline void bench_task_rmw(void *context, size_t index) {
         limit->kernels->rmw(limit->data + at, n);
 }
 
-static inline void bench_task_read(void *context, size_t index) {
-    bench_limit *limit = (bench_limit *)context;
-    (void)index;
-    for (size_t n, at = bench_limit_claim(limit, &n); n; at = bench_limit_claim(limit, &n))
-        limit->kernels->read(limit->data + at, n);
-}
-
 static inline void bench_task_copy(void *context, size_t index) {
     bench_limit *limit = (bench_limit *)context;
     (void)index;
@@ -482,9 +475,6 @@ static inline void bench_limit_run(bench_limit *limit, bench_task task) {
 
 static inline void bench_run_rmw(void *limit) {
     bench_limit_run((bench_limit *)limit, bench_task_rmw);
-}
-static inline void bench_run_read(void *limit) {
-    bench_limit_run((bench_limit *)limit, bench_task_read);
 }
 static inline void bench_run_copy(void *limit) {
     bench_limit_run((bench_limit *)limit, bench_task_copy);

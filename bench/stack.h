@@ -34,6 +34,7 @@ typedef struct stack_options {
     size_t batch;
     size_t n_full, n_kda; /* layers that are held */
     int weights;          /* whole layers, with dense feed-forward in bf16 */
+    int bf16_dots;        /* as in linear_run */
 } stack_options;
 
 /* Matrices of one layer; those of the other kind are absent. */
@@ -82,14 +83,7 @@ static inline size_t stack_element_bytes(linear_type type) {
 static inline double stack_element(linear_type type, const void *data, size_t i) {
     if (type == LINEAR_F32) return (double)((const float *)data)[i];
     uint16_t bits = ((const uint16_t *)data)[i];
-    return (double)(type == LINEAR_F16 ? kda_from_f16(bits) : kda_from_bf16(bits));
-}
-
-static inline void stack_convert(linear_type type, const float *x, size_t n, void *out) {
-    uint16_t *bits = (uint16_t *)out;
-    if (type == LINEAR_F32) memcpy(out, x, n * sizeof *x);
-    for (size_t i = 0; type != LINEAR_F32 && i < n; i++)
-        bits[i] = type == LINEAR_F16 ? kda_to_f16(x[i]) : kda_to_bf16(x[i]);
+    return (double)(type == LINEAR_F16 ? linear_from_f16(bits) : linear_from_bf16(bits));
 }
 
 /* ==== Opening ================================================================================== */
@@ -98,6 +92,7 @@ static inline void stack_describe(stack *s) {
     const roofline_shape *shape = s->is.shape;
     s->row = shape->heads * shape->dim;
     s->linear.isa = s->is.isa, s->linear.pool = s->is.pool;
+    s->linear.bf16_dots = s->is.bf16_dots != 0;
     s->run.isa = s->is.isa;
     s->run.parallel_for = parallel_for, s->run.user = s->is.pool;
     s->run.n_threads = parallel_threads(s->is.pool);
@@ -121,7 +116,7 @@ static inline void stack_fill_caches(stack *s) {
     float *values = bench_floats(n);
     unsigned char *block = (unsigned char *)bench_reserve(block_bytes);
     bench_fill(values, n, 21, -1.7f, 1.7f);
-    stack_convert(s->is.cache, values, n, block);
+    linear_compress(s->is.cache, values, n, block);
     for (size_t i = 0; i < count; i++) {
         unsigned char *cache = (unsigned char *)s->full[i].cache;
         size_t from = i * 577 % STACK_BLOCK * row;
@@ -215,12 +210,12 @@ static inline linear stack_matrix(size_t rows, size_t cols) {
     size_t n = rows * cols;
     memset(&w, 0, sizeof w);
     float *values = bench_floats(n), spread = 1.7f / sqrtf((float)cols);
-    uint16_t *bits = (uint16_t *)bench_reserve(n * sizeof *bits);
+    unsigned char *bits = (unsigned char *)bench_reserve(n * 2);
     bench_fill(values, n, rows * 31 + cols, -spread, spread);
-    stack_convert(LINEAR_BF16, values, n, bits);
+    linear_compress(LINEAR_BF16, values, n, bits);
     free(values);
     w.type = LINEAR_BF16, w.rows = rows, w.cols = cols;
-    w.data = (const unsigned char *)bits;
+    w.data = bits;
     return w;
 }
 

@@ -32,7 +32,7 @@ static const roofline_shape small = {
 static parallel pool;
 
 static stack_options options(linear_type cache, kda_type state, size_t context, size_t batch) {
-    stack_options is = {&small, cache, state, kda_isa_best(), &pool, context, batch, 5, 3, 0};
+    stack_options is = {&small, cache, state, kda_isa_best(), &pool, context, batch, 5, 3, 0, 0};
     return is;
 }
 
