@@ -265,9 +265,10 @@ static inline double roofline_largest_batch(const roofline_machine *machine,
     return left > 0 ? floor(left / roofline_sequence_bytes(m, context)) : 0;
 }
 
-/* The most that the throughput of b sequences in the hybrid can be of that of a in the full stack, if
- * a step of both has the same part r that does not grow with the batch, and c is the time of a
- * sequence's caches: (r / a + c) / (r / b + c full / layers) lies between layers / full and b / a. */
+/* The most that the throughput of b sequences in the hybrid can be of that of a in the full stack,
+ * if a step of both has the same part r that does not grow with the batch, and c is the time of a
+ * sequence's caches: (r / a + c) / (r / b + c full / layers) lies between layers / full and b / a.
+ */
 static inline double roofline_bound(const roofline_shape *s, double a, double b) {
     return fmax((double)s->layers / (double)s->full, b / a);
 }

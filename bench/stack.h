@@ -1,4 +1,4 @@
-/* stack.h - the layers of a decoding model, of full attention and of KDA, as decode_ratio times them.
+/* stack.h - layers of a decoding model, full attention and KDA, as decode_ratio times them.
  *
  * Include after bench.h, with the bodies of kda.h and mla.h.
  *

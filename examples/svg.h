@@ -3,7 +3,8 @@
  *     svg picture;
  *     if (!svg_open(&picture, "out.svg", 640, 400, "Time against context", e)) ...
  *     svg_line line = {"full attention", contexts, times, n, SVG_SOLID};
- *     svg_chart chart = {"Time", {"context, tokens", SVG_LOG2, 0, 0}, {"ms", SVG_LOG10, 0, 0}, &line, 1};
+ *     svg_axis x = {"context, tokens", SVG_LOG2, 0, 0}, y = {"ms", SVG_LOG10, 0, 0};
+ *     svg_chart chart = {"Time", x, y, &line, 1};
  *     svg_draw(&picture, &chart, 0, 40, 640, 360);
  *     if (!svg_close(&picture, e)) ...
  *

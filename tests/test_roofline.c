@@ -1,4 +1,4 @@
-/* test_roofline.c - the cost model against counts made by hand and the figures that were published. */
+/* test_roofline.c - the cost model against counts made by hand and the published figures. */
 #include "../bench/roofline.h"
 
 #include "test.h"
@@ -164,8 +164,8 @@ static void published_figures(void) {
     check_near("largest batches", throughput_ratio(most, million, 1, 7), 6.3, 0.02);
 }
 
-/* Whatever bandwidth, fixed cost and memory: where batch 1 gains as much as was published, the largest
- * batches do not. */
+/* Whatever bandwidth, fixed cost and memory: where batch 1 gains as much as was published, the
+ * largest batches do not. */
 static void no_one_machine_gives_both(void) {
     size_t both = 0, one = 0, most = 0;
     for (double bandwidth = 1e11; bandwidth < 1e15; bandwidth *= 1.3)
