@@ -9,6 +9,7 @@
 #define HYBRID_SAVED_IMPLEMENTATION
 #include "saved.h"
 
+#include "arguments.h"
 #include "hybrid.h"
 #include "output.h"
 #include "parallel.h"
@@ -85,133 +86,60 @@ typedef struct options {
     bool help;
 } options;
 
-typedef enum option_kind { TEXT, SIZE, SEED, REAL, ISA, CACHE } option_kind;
-
-/* The options that take a value, and where it goes. */
-static const struct option {
-    const char *name;
-    option_kind kind;
-    size_t place;     /* in `options` */
-    double low, high; /* REAL; SIZE, whose high 0 means none */
-} option_list[] = {
-    {"--tokens", TEXT, offsetof(options, tokens), 0, 0},
-    {"--prompt", TEXT, offsetof(options, prompt), 0, 0},
-    {"--split", SIZE, offsetof(options, split), 1, 0},
-    {"--generate", SIZE, offsetof(options, generate), 0, 0},
-    {"--logits", TEXT, offsetof(options, logits), 0, 0},
-    {"--dump-layers", TEXT, offsetof(options, dump), 0, 0},
-    {"--temperature", REAL, offsetof(options, temperature), 0, 1e6},
-    {"--top-k", SIZE, offsetof(options, top_k), 0, 0},
-    {"--top-p", REAL, offsetof(options, top_p), 1e-9, 1},
-    {"--seed", SEED, offsetof(options, seed), 0, 0},
-    {"--save-session", TEXT, offsetof(options, save), 0, 0},
-    {"--load-session", TEXT, offsetof(options, load), 0, 0},
-    {"--threads", SIZE, offsetof(options, threads), 1, PARALLEL_MAX_THREADS},
-    {"--cache", CACHE, offsetof(options, cache), 0, 0},
-    {"--isa", ISA, offsetof(options, isa), 0, 0},
-};
-
-static const struct option *find_option(const char *name) {
-    for (size_t i = 0; i < sizeof option_list / sizeof *option_list; i++)
-        if (strcmp(name, option_list[i].name) == 0) return &option_list[i];
-    return NULL;
-}
-
-static bool parse_integer(const char *name, const char *text, uint64_t low, uint64_t high,
-                          uint64_t *value, error *e) {
-    char *end = NULL;
-    errno = 0;
-    unsigned long long number = strtoull(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end || errno || number < low || number > high)
-        return error_set(e, "%s: expected an integer from %llu to %llu, found \"%.40s\"", name,
-                         (unsigned long long)low, (unsigned long long)high, text);
-    *value = number;
-    return true;
-}
-
-static bool parse_size(const char *name, const char *text, double low, double high, size_t *value,
-                       error *e) {
-    uint64_t number = 0, most = high > 0 ? (uint64_t)high : SIZE_MAX / 2;
-    bool ok = parse_integer(name, text, (uint64_t)low, most, &number, e);
-    *value = (size_t)number;
-    return ok;
-}
-
-static bool parse_real(const char *name, const char *text, double low, double high, double *value,
-                       error *e) {
-    char *end = NULL;
-    *value = strtod(text, &end);
-    if (end != text && *end == '\0' && *value >= low && *value <= high) return true;
-    return error_set(e, "%s: expected a number from %g to %g, found \"%.40s\"", name, low, high,
-                     text);
-}
-
-static bool parse_isa(const char *name, const char *text, kda_isa *value, error *e) {
+static bool read_isa(const char *name, const char *text, void *place, error *e) {
     for (int isa = KDA_ISA_AUTO; isa <= KDA_ISA_NEON; isa++)
         if (strcmp(text, kda_isa_name((kda_isa)isa)) == 0) {
-            *value = (kda_isa)isa;
+            *(kda_isa *)place = (kda_isa)isa;
             return true;
         }
     return error_set(e, "%s: expected auto, scalar, avx2, avx512 or neon, found \"%.40s\"", name,
                      text);
 }
 
-static bool parse_cache(const char *name, const char *text, linear_type *value, error *e) {
+static bool read_cache(const char *name, const char *text, void *place, error *e) {
     static const struct {
         const char *name;
         linear_type type;
     } caches[] = {{"f32", LINEAR_F32}, {"f16", LINEAR_F16}, {"bf16", LINEAR_BF16}};
     for (size_t i = 0; i < sizeof caches / sizeof *caches; i++)
         if (strcmp(text, caches[i].name) == 0) {
-            *value = caches[i].type;
+            *(linear_type *)place = caches[i].type;
             return true;
         }
     return error_set(e, "%s: expected f32, f16 or bf16, found \"%.40s\"", name, text);
 }
 
-static bool parse_option(const struct option *option, options *o, const char *text, error *e) {
-    const char *name = option->name;
-    void *place = (char *)o + option->place;
-    switch (option->kind) {
-    case TEXT:
-        *(const char **)place = text;
-        return true;
-    case SIZE:
-        return parse_size(name, text, option->low, option->high, (size_t *)place, e);
-    case SEED:
-        return parse_integer(name, text, 0, UINT64_MAX, (uint64_t *)place, e);
-    case REAL:
-        return parse_real(name, text, option->low, option->high, (double *)place, e);
-    case ISA:
-        return parse_isa(name, text, (kda_isa *)place, e);
-    case CACHE:
-        return parse_cache(name, text, (linear_type *)place, e);
-    }
-    return false;
-}
+static const argument argument_list[] = {
+    {"--tokens", ARGUMENT_TEXT, offsetof(options, tokens), 0, 0, NULL},
+    {"--prompt", ARGUMENT_TEXT, offsetof(options, prompt), 0, 0, NULL},
+    {"--split", ARGUMENT_SIZE, offsetof(options, split), 1, 0, NULL},
+    {"--generate", ARGUMENT_SIZE, offsetof(options, generate), 0, 0, NULL},
+    {"--logits", ARGUMENT_TEXT, offsetof(options, logits), 0, 0, NULL},
+    {"--dump-layers", ARGUMENT_TEXT, offsetof(options, dump), 0, 0, NULL},
+    {"--temperature", ARGUMENT_REAL, offsetof(options, temperature), 0, 1e6, NULL},
+    {"--top-k", ARGUMENT_SIZE, offsetof(options, top_k), 0, 0, NULL},
+    {"--top-p", ARGUMENT_REAL, offsetof(options, top_p), 1e-9, 1, NULL},
+    {"--seed", ARGUMENT_SEED, offsetof(options, seed), 0, 0, NULL},
+    {"--save-session", ARGUMENT_TEXT, offsetof(options, save), 0, 0, NULL},
+    {"--load-session", ARGUMENT_TEXT, offsetof(options, load), 0, 0, NULL},
+    {"--threads", ARGUMENT_SIZE, offsetof(options, threads), 1, PARALLEL_MAX_THREADS, NULL},
+    {"--cache", ARGUMENT_OTHER, offsetof(options, cache), 0, 0, read_cache},
+    {"--isa", ARGUMENT_OTHER, offsetof(options, isa), 0, 0, read_isa},
+};
+static const arguments argument_table = {
+    argument_list, sizeof argument_list / sizeof *argument_list, "one MODEL_DIR", 1};
 
 static bool parse_arguments(options *o, int argc, char **argv, error *e) {
     memset(o, 0, sizeof *o);
-    size_t processors = parallel_processors();
+    size_t processors = parallel_processors(), n_models = 0;
     o->generate = 64, o->split = SIZE_MAX, o->top_p = 1, o->seed = 1;
     o->threads = processors < MOST_THREADS ? processors : MOST_THREADS;
     o->cache = LINEAR_F32;
     const char *isa = getenv("KDA_ISA");
-    if (isa && !parse_isa("KDA_ISA", isa, &o->isa, e)) return false;
-    for (int i = 1; i < argc; i++) {
-        const char *name = argv[i];
-        if (strcmp(name, "--help") == 0) return o->help = true;
-        if (name[0] != '-') {
-            if (o->model) return error_set(e, "expected one MODEL_DIR, found \"%.80s\" too", name);
-            o->model = name;
-        } else if (!find_option(name)) {
-            return error_set(e, "unknown option \"%.80s\"", name);
-        } else if (i + 1 == argc) {
-            return error_set(e, "%s: expected a value after it", name);
-        } else if (!parse_option(find_option(name), o, argv[++i], e)) {
-            return false;
-        }
-    }
+    if (isa && !read_isa("KDA_ISA", isa, &o->isa, e)) return false;
+    if (!arguments_parse(&argument_table, o, &o->model, &n_models, &o->help, argc, argv, e))
+        return false;
+    if (o->help) return true;
     if (!o->model) return error_set(e, "expected a MODEL_DIR");
     if (!o->tokens == !o->prompt) return error_set(e, "expected one of --tokens and --prompt");
     if (o->logits) o->generate = 0;
@@ -256,7 +184,7 @@ static bool read_ids(FILE *file, const char *path, token_list *list, error *e) {
     while (read_word(file, word, sizeof word) > 0) {
         uint64_t id = 0;
         snprintf(what, sizeof what, "%.250s: token %zu", path, list->n + 1);
-        if (!parse_integer(what, word, 0, UINT32_MAX, &id, e) || !append(list, (uint32_t)id, e))
+        if (!arguments_integer(what, word, 0, UINT32_MAX, &id, e) || !append(list, (uint32_t)id, e))
             return false;
     }
     if (ferror(file)) return error_set(e, "%s: cannot read: %s", path, strerror(errno));
