@@ -13,6 +13,8 @@
 #include "hybrid.h"
 #include "output.h"
 #include "parallel.h"
+#include "random.h"
+#include "tokens.h"
 
 #include <errno.h>
 #include <math.h>
@@ -72,9 +74,6 @@ static const char help[] =
 
 /* ---- Arguments ---- */
 
-/* Threads unless told otherwise: beyond some number memory is what a token waits for. */
-#define MOST_THREADS 32
-
 typedef struct options {
     const char *model, *tokens, *prompt, *logits, *dump, *save, *load;
     size_t generate, split, threads;
@@ -131,9 +130,9 @@ static const arguments argument_table = {
 
 static bool parse_arguments(options *o, int argc, char **argv, error *e) {
     memset(o, 0, sizeof *o);
-    size_t processors = parallel_processors(), n_models = 0;
+    size_t n_models = 0;
     o->generate = 64, o->split = SIZE_MAX, o->top_p = 1, o->seed = 1;
-    o->threads = processors < MOST_THREADS ? processors : MOST_THREADS;
+    o->threads = parallel_default();
     o->cache = LINEAR_F32;
     const char *isa = getenv("KDA_ISA");
     if (isa && !read_isa("KDA_ISA", isa, &o->isa, e)) return false;
@@ -148,77 +147,15 @@ static bool parse_arguments(options *o, int argc, char **argv, error *e) {
 
 /* ---- Input ---- */
 
-typedef struct token_list {
-    uint32_t *ids;
-    size_t n, room;
-} token_list;
-
-static bool append(token_list *list, uint32_t id, error *e) {
-    if (list->n == list->room) {
-        size_t room = list->room ? 2 * list->room : 256;
-        uint32_t *ids = room <= SIZE_MAX / 2 / sizeof *ids
-                            ? (uint32_t *)realloc(list->ids, room * sizeof *ids)
-                            : NULL;
-        if (!ids) return error_set(e, "no memory for %zu tokens", room);
-        list->ids = ids;
-        list->room = room;
-    }
-    list->ids[list->n++] = id;
-    return true;
-}
-
-/* Reads up to the end of a word, at most size - 1 bytes of it; 0 at the end of the file. */
-static size_t read_word(FILE *file, char *word, size_t size) {
-    size_t n = 0;
-    int c = getc(file);
-    while (c == ' ' || (c >= '\t' && c <= '\r'))
-        c = getc(file);
-    for (; c != EOF && c != ' ' && !(c >= '\t' && c <= '\r'); c = getc(file))
-        if (n + 1 < size) word[n++] = (char)(c ? c : '?');
-    word[n] = '\0';
-    return n;
-}
-
-static bool read_ids(FILE *file, const char *path, token_list *list, error *e) {
-    char word[32], what[300];
-    while (read_word(file, word, sizeof word) > 0) {
-        uint64_t id = 0;
-        snprintf(what, sizeof what, "%.250s: token %zu", path, list->n + 1);
-        if (!arguments_integer(what, word, 0, UINT32_MAX, &id, e) || !append(list, (uint32_t)id, e))
-            return false;
-    }
-    if (ferror(file)) return error_set(e, "%s: cannot read: %s", path, strerror(errno));
-    return true;
-}
-
-static bool read_tokens(const char *path, token_list *list, error *e) {
-    if (strcmp(path, "-") == 0) return read_ids(stdin, "standard input", list, e);
-    FILE *file = fopen(path, "rb");
-    if (!file) return error_set(e, "%s: cannot open: %s", path, strerror(errno));
-    bool ok = read_ids(file, path, list, e);
-    fclose(file);
-    return ok;
-}
-
-/* The bytes of a text. A model with a tokenizer would not understand them. */
 static bool read_prompt(const options *o, token_list *list, error *e) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s/tiktoken.model", o->model);
-    FILE *tokenizer = fopen(path, "rb");
-    if (tokenizer) {
-        fclose(tokenizer);
-        return error_set(e,
-                         "%s: expected no tokenizer with --prompt, which this version turns into "
-                         "bytes; give ids with --tokens",
-                         path);
-    }
+    if (!tokens_are_bytes(o->model, "--prompt", "--tokens", e)) return false;
     for (const char *c = o->prompt; *c; c++)
-        if (!append(list, (unsigned char)*c, e)) return false;
+        if (!tokens_append(list, (unsigned char)*c, e)) return false;
     return true;
 }
 
 static bool read_input(const options *o, token_list *list, error *e) {
-    if (!(o->tokens ? read_tokens(o->tokens, list, e) : read_prompt(o, list, e))) return false;
+    if (!(o->tokens ? tokens_read(o->tokens, false, list, e) : read_prompt(o, list, e))) return false;
     return list->n > 0 || error_set(e, "%s: expected a token or more, found none",
                                     o->tokens ? o->tokens : "--prompt");
 }
@@ -255,16 +192,9 @@ typedef struct candidate {
 typedef struct sampler {
     double temperature, top_p;
     size_t top_k;
-    uint64_t random;       /* never 0 */
+    random_state random;
     candidate *candidates; /* [vocab] */
 } sampler;
-
-static double next_uniform(sampler *s) { /* xorshift64*, in [0, 1) */
-    s->random ^= s->random >> 12;
-    s->random ^= s->random << 25;
-    s->random ^= s->random >> 27;
-    return (double)(s->random * 0x2545F4914F6CDD1Du >> 11) * 0x1p-53;
-}
 
 static int by_logit(const void *a, const void *b) {
     const candidate *x = (const candidate *)a, *y = (const candidate *)b;
@@ -299,7 +229,7 @@ static uint32_t draw(sampler *s, const float *logits, size_t vocab) {
     }
     while (kept < n && held < s->top_p * total)
         held += list[kept++].weight;
-    double left = next_uniform(s) * held;
+    double left = random_uniform(&s->random) * held;
     for (size_t i = 0; i < kept; i++) {
         left -= list[i].weight;
         if (left < 0) return list[i].id;
@@ -386,8 +316,7 @@ static bool prepare(run *r, error *e) {
     r->sampling.temperature = o->temperature;
     r->sampling.top_k = o->top_k;
     r->sampling.top_p = o->top_p;
-    r->sampling.random = o->seed * 0x9E3779B97F4A7C15u + 0xD1B54A32D192ED03u;
-    if (r->sampling.random == 0) r->sampling.random = 1;
+    r->sampling.random = random_seed(o->seed);
     if (o->dump)
         ok = allocate(r, &hidden, (c->n_layers + 1) * c->hidden_size, r->input.n, sizeof(float), e);
     r->hidden = (float *)hidden;

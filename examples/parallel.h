@@ -71,6 +71,13 @@ static inline size_t parallel_threads(const parallel *pool) {
 /* Processors that this process may expect to use; 1 if the system does not say. */
 PARALLEL_API size_t parallel_processors(void);
 
+/* Threads of a program that was told no number: one a processor, and at most 32, as beyond some
+ * number memory is what a token waits for. */
+static inline size_t parallel_default(void) {
+    size_t processors = parallel_processors();
+    return processors < 32 ? processors : 32;
+}
+
 /* *counter++ by several tasks at once: for tasks that share out work by themselves. */
 static inline size_t parallel_claim(size_t *counter) {
 #if PARALLEL_POSIX
