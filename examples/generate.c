@@ -10,6 +10,7 @@
 #include "saved.h"
 
 #include "arguments.h"
+#include "depth.h"
 #include "hybrid.h"
 #include "output.h"
 #include "parallel.h"
@@ -46,6 +47,10 @@ static const char help[] =
     "  --dump-layers FILE  write safetensors: `hidden`, F32 [layers + 1, tokens, hidden],\n"
     "                      the running sum after the embedding and after each layer, for\n"
     "                      each input token\n"
+    "  --show-depth        print, of the input, the size of the running sum after each layer\n"
+    "                      and, with Attention Residuals, what each sub-layer reads of the\n"
+    "                      blocks before it; generate nothing\n"
+    "  --depth-svg FILE    and the same as a picture\n"
     "\n"
     "sessions\n"
     "  --save-session FILE save at the end what was read: the input and all generated tokens\n"
@@ -75,14 +80,14 @@ static const char help[] =
 /* ---- Arguments ---- */
 
 typedef struct options {
-    const char *model, *tokens, *prompt, *logits, *dump, *save, *load;
+    const char *model, *tokens, *prompt, *logits, *dump, *save, *load, *depth_svg;
     size_t generate, split, threads;
     linear_type cache;
     kda_isa isa;
     double temperature, top_p;
     size_t top_k;
     uint64_t seed;
-    bool help;
+    bool show_depth, help;
 } options;
 
 static bool read_isa(const char *name, const char *text, void *place, error *e) {
@@ -115,6 +120,8 @@ static const argument argument_list[] = {
     {"--generate", ARGUMENT_SIZE, offsetof(options, generate), 0, 0, NULL},
     {"--logits", ARGUMENT_TEXT, offsetof(options, logits), 0, 0, NULL},
     {"--dump-layers", ARGUMENT_TEXT, offsetof(options, dump), 0, 0, NULL},
+    {"--show-depth", ARGUMENT_FLAG, offsetof(options, show_depth), 0, 0, NULL},
+    {"--depth-svg", ARGUMENT_TEXT, offsetof(options, depth_svg), 0, 0, NULL},
     {"--temperature", ARGUMENT_REAL, offsetof(options, temperature), 0, 1e6, NULL},
     {"--top-k", ARGUMENT_SIZE, offsetof(options, top_k), 0, 0, NULL},
     {"--top-p", ARGUMENT_REAL, offsetof(options, top_p), 1e-9, 1, NULL},
@@ -141,7 +148,8 @@ static bool parse_arguments(options *o, int argc, char **argv, error *e) {
     if (o->help) return true;
     if (!o->model) return error_set(e, "expected a MODEL_DIR");
     if (!o->tokens == !o->prompt) return error_set(e, "expected one of --tokens and --prompt");
-    if (o->logits) o->generate = 0;
+    if (o->depth_svg) o->show_depth = true;
+    if (o->logits || o->show_depth) o->generate = 0;
     return true;
 }
 
@@ -254,7 +262,8 @@ typedef struct run {
     hybrid_session session;
     token_list input;
     float *logits; /* [LOGITS_BLOCK][vocab] with --logits, else [vocab] */
-    float *hidden; /* [layers + 1][input.n][hidden] with --dump-layers */
+    float *hidden; /* [layers + 1][input.n][hidden] with --dump-layers or --show-depth */
+    float *depth;  /* [2 layers + 1][input.n][sources] with --show-depth */
     output out;    /* of --logits */
     sampler sampling;
     size_t session_bytes, workspace_bytes, other_bytes; /* allocated */
@@ -307,7 +316,7 @@ static bool prepare(run *r, error *e) {
         !prepare_session(r, e))
         return false;
     const hybrid_config *c = &r->model.config;
-    void *logits, *candidates, *hidden = NULL;
+    void *logits, *candidates, *hidden = NULL, *depth = NULL;
     bool ok = allocate(r, &logits, o->logits ? LOGITS_BLOCK : 1, c->vocab_size, sizeof(float), e);
     r->logits = (float *)logits;
     ok = ok && allocate(r, &candidates, c->vocab_size, 1, sizeof(candidate), e);
@@ -317,9 +326,14 @@ static bool prepare(run *r, error *e) {
     r->sampling.top_k = o->top_k;
     r->sampling.top_p = o->top_p;
     r->sampling.random = random_seed(o->seed);
-    if (o->dump)
+    if (o->dump || o->show_depth)
         ok = allocate(r, &hidden, (c->n_layers + 1) * c->hidden_size, r->input.n, sizeof(float), e);
     r->hidden = (float *)hidden;
+    size_t sources = hybrid_depth_sources(c);
+    if (o->show_depth && sources > 0)
+        ok = ok &&
+             allocate(r, &depth, (2 * c->n_layers + 1) * sources, r->input.n, sizeof(float), e);
+    r->depth = (float *)depth;
     return ok;
 }
 
@@ -347,6 +361,8 @@ static bool feed_piece(run *r, size_t first, size_t n, error *e) {
         want.last_logits = r->logits;
     if (r->hidden) want.hidden = r->hidden + first * c->hidden_size;
     want.hidden_stride = r->input.n * c->hidden_size;
+    if (r->depth) want.depth = r->depth + first * hybrid_depth_sources(c);
+    want.depth_stride = r->input.n * hybrid_depth_sources(c);
     if (!hybrid_forward(&r->work, &r->session, r->input.ids + first, n, &want, e)) return false;
     return !r->o->logits || output_floats(&r->out, r->logits, n * c->vocab_size, e);
 }
@@ -422,8 +438,13 @@ static bool run_all(run *r, error *e) {
     announce(r);
     bool ok = feed(r, e);
     if (r->o->logits && !output_close(&r->out, ok, e)) return false;
-    if (r->hidden && ok)
+    if (r->o->dump && ok)
         ok = write_hidden(r->o->dump, r->hidden, c->n_layers + 1, r->input.n, c->hidden_size, e);
+    if (r->o->show_depth && ok) {
+        depth_report report = {c, r->input.n, r->hidden, r->depth};
+        ok = depth_print(&report, e) &&
+             (!r->o->depth_svg || depth_draw(&report, r->o->depth_svg, e));
+    }
     ok = ok && generate(r, e);
     if (r->o->save) ok = ok && hybrid_session_save(&r->session, r->o->save, e);
     if (ok) report(r);
@@ -438,6 +459,7 @@ static void release(run *r) {
     free(r->input.ids);
     free(r->logits);
     free(r->hidden);
+    free(r->depth);
     free(r->sampling.candidates);
 }
 

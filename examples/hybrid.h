@@ -189,6 +189,7 @@ typedef struct hybrid_scratch {
         float *shared;    /* [block][hidden]: output of the shared experts */
     } ffn;
     float *logits; /* [block][HYBRIDI_HEAD_ROWS]: some of each row of logits */
+    float *depth;  /* [block][hybrid_depth_sources]: weights of one mixture */
 } hybrid_scratch;
 
 typedef struct hybrid_workspace {
@@ -222,7 +223,16 @@ typedef struct hybrid_want {
     float *hidden;      /* the running sum after the embedding and after each layer: layer l of
                            token t of the call at hidden + l * hidden_stride + t * hidden_size */
     size_t hidden_stride;
+    float *depth; /* with Attention Residuals: the weights of each mixture, r = 0, 1, ... for
+                     attention and feed-forward of each layer and at last the output: that of
+                     source j for token t of the call at depth + r * depth_stride + t * sources + j,
+                     sources = hybrid_depth_sources. Source 0 is the embedding, j the sum of block
+                     j, as far as it goes for the last of a mixture; 0 for sources still to come */
+    size_t depth_stride;
 } hybrid_want;
+
+/* The most that a mixture of Attention Residuals reads; 0 with plain residuals. */
+HYBRID_API size_t hybrid_depth_sources(const hybrid_config *config);
 
 /* The next n tokens of one session. */
 typedef struct hybrid_item {
@@ -345,6 +355,11 @@ static attnres_bank_desc hybridi_bank_desc(const hybrid_config *c,
     desc.eps = c->rms_norm_eps;
     desc.n_threads = parallel_threads(options->run.pool);
     return desc;
+}
+
+HYBRID_API size_t hybrid_depth_sources(const hybrid_config *config) {
+    size_t layers = config->n_layers, block = config->attn_res_block_size;
+    return block ? layers / block + (layers % block != 0) + 1 : 0;
 }
 
 /* Without a pool one thread, also where the libraries are built with OpenMP. */
@@ -645,6 +660,7 @@ static void hybridi_place_scratch(hybrid_scratch *scratch, const hybrid_config *
     scratch->x = hybridi_floats(arena, block, c->hidden_size, 1);
     scratch->in = hybridi_floats(arena, block, c->hidden_size, 1);
     scratch->out = hybridi_floats(arena, block, c->hidden_size, 1);
+    scratch->depth = hybridi_floats(arena, block, hybrid_depth_sources(c), 1);
     hybridi_arena kda = *arena, mla = *arena, head = *arena;
     hybridi_place_kda(scratch, c, block, &options->run, &kda);
     scratch->mla = hybridi_take_sized(&mla, hybridi_mla_scratch_bytes(c, options));
@@ -790,20 +806,45 @@ static bool hybridi_embed(const hybridi_block *b, error *e) {
                               "attnres_bank_start", e);
 }
 
+static bool hybridi_depth_is_wanted(const hybridi_block *b) {
+    for (size_t i = 0; i < b->n_parts; i++)
+        if (b->work->scratch.parts[i].item->want.depth) return true;
+    return false;
+}
+
+/* Hands out the weights of mixture `read`, scratch.depth [tokens][n]. */
+static void hybridi_scatter_depth(const hybridi_block *b, size_t read, size_t n) {
+    size_t sources = hybrid_depth_sources(&b->work->model->config);
+    for (size_t i = 0; i < b->n_parts; i++) {
+        const hybrid_part *part = &b->work->scratch.parts[i];
+        const hybrid_want *want = &part->item->want;
+        for (size_t t = 0; want->depth && t < part->n; t++) {
+            float *to = want->depth + read * want->depth_stride + (part->first + t) * sources;
+            memset(to, 0, sources * sizeof *to);
+            memcpy(to, b->work->scratch.depth + (part->row + t) * n, n * sizeof *to);
+        }
+    }
+}
+
 /* The normed input of the next sub-layer, or of the head, into scratch.in. */
-static bool hybridi_read(hybrid_workspace *work, const float *query, const float *norm, size_t n,
-                         error *e) {
+static bool hybridi_read(const hybridi_block *b, const float *query, const float *norm, error *e) {
+    hybrid_workspace *work = b->work;
     const hybrid_config *c = &work->model->config;
     size_t hidden = c->hidden_size;
     float *x = work->scratch.x, *in = work->scratch.in;
     if (!work->bank_memory) {
-        linear_rms_norm(norm, c->rms_norm_eps, hidden, x, n, hidden, in, hidden);
+        linear_rms_norm(norm, c->rms_norm_eps, hidden, x, b->n, hidden, in, hidden);
         return true;
     }
     attnres_norm fused = {norm, c->rms_norm_eps};
     attnres_output to = attnres_out_f32(in, (ptrdiff_t)hidden);
-    return hybridi_attnres_ok(attnres_bank_read(&work->bank, query, fused, to, NULL, &work->depth),
-                              "attnres_bank_read", e);
+    float *weights = hybridi_depth_is_wanted(b) ? work->scratch.depth : NULL;
+    size_t read = work->bank.sublayer, n_sources = work->bank.n_blocks + 1;
+    attnres_result result =
+        attnres_bank_read(&work->bank, query, fused, to, weights, &work->depth);
+    if (!hybridi_attnres_ok(result, "attnres_bank_read", e)) return false;
+    if (weights) hybridi_scatter_depth(b, read, n_sources);
+    return true;
 }
 
 /* Adds a sub-layer's output, scratch.out. */
@@ -1100,14 +1141,14 @@ static bool hybridi_layer_forward(const hybridi_block *b, size_t i, error *e) {
     const hybrid_config *c = &work->model->config;
     const hybrid_layer *layer = &work->model->layers[i];
 
-    if (!hybridi_read(work, layer->attention_query, layer->attention_norm, b->n, e)) return false;
+    if (!hybridi_read(b, layer->attention_query, layer->attention_norm, e)) return false;
     if (!c->is_kda[i])
         hybridi_mla_forward(b, i);
     else if (!hybridi_kda_forward(b, i, e))
         return false;
     if (!hybridi_add(work, b->n, e)) return false;
 
-    if (!hybridi_read(work, layer->ffn_query, layer->ffn_norm, b->n, e)) return false;
+    if (!hybridi_read(b, layer->ffn_query, layer->ffn_norm, e)) return false;
     if (hybrid_is_moe(c, i))
         hybridi_moe_forward(work, &layer->moe, b->n);
     else
@@ -1171,13 +1212,13 @@ static bool hybridi_logits(const hybridi_block *b, error *e) {
     hybrid_workspace *work = b->work;
     const hybrid_model *m = work->model;
     size_t vocab = m->config.vocab_size, hidden = m->config.hidden_size;
-    bool wanted = false;
+    bool wanted = hybridi_depth_is_wanted(b);
     for (size_t i = 0; i < b->n_parts; i++)
         wanted = wanted || hybridi_is_wanted(&work->scratch.parts[i], work->scratch.parts[i].n - 1);
     if (!wanted) return true;
-    if (!hybridi_read(work, m->output_query, m->norm, b->n, e)) return false;
+    if (!hybridi_read(b, m->output_query, m->norm, e)) return false;
     size_t count = hybridi_gather_wanted(b);
-    for (size_t first = 0, n; first < vocab; first += n) {
+    for (size_t first = 0, n; count > 0 && first < vocab; first += n) {
         n = vocab - first < HYBRIDI_HEAD_ROWS ? vocab - first : HYBRIDI_HEAD_ROWS;
         linear rows = linear_rows(&m->head, first, n);
         linear_apply(&work->options.run, &rows, work->scratch.in, count, hidden,
