@@ -50,7 +50,7 @@ typedef struct argument {
 typedef struct arguments {
     const argument *list; /* [n] */
     size_t n;
-    const char *positional; /* what those that begin with no - are called */
+    const char *positional; /* what those that begin with no -, or are -, are called */
     size_t most;            /* of them */
 } arguments;
 
@@ -114,7 +114,7 @@ ARGUMENTS_API bool arguments_parse(const arguments *table, void *options, const 
         const char *text = argv[i];
         const argument *a = argumentsi_find(table, text);
         if (strcmp(text, "--help") == 0) return *help = true;
-        if (text[0] != '-') {
+        if (text[0] != '-' || text[1] == '\0') { /* - often stands for standard input */
             if (*n_others == table->most)
                 return error_set(e, "expected %s, found \"%.80s\" too", table->positional, text);
             others[(*n_others)++] = text;

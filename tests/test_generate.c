@@ -3,10 +3,10 @@
 #define SAFETENSORS_IMPLEMENTATION
 #include "../examples/safetensors.h"
 
-#include "model.h"
+#define PROGRAM "generate"
+#include "program.h"
 
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -26,49 +26,6 @@ static const struct {
 #define LINEAR_TINY MODELS "kimi-linear-tiny"
 #define K3_TINY MODELS "kimi-k3-tiny"
 
-static char work[300]; /* directory of what the tests write */
-
-/* What a run of the program left. */
-typedef struct outcome {
-    int status; /* of the exit; -1: it ended otherwise */
-    char *out, *err;
-    size_t n_out, n_err;
-} outcome;
-
-/* Runs it with arguments as a shell reads them. WORK in them stands for the work directory. */
-static outcome run(const char *arguments) {
-    char command[4096], expanded[3000];
-    const char *build = getenv("BUILD"), *mark;
-    size_t n = 0;
-    for (; (mark = strstr(arguments, "WORK")) != NULL; arguments = mark + 4)
-        n += (size_t)sprintf(expanded + n, "%.*s%s", (int)(mark - arguments), arguments, work);
-    sprintf(expanded + n, "%s", arguments);
-    snprintf(command, sizeof command, "%s/generate %s >%s/out 2>%s/err", build ? build : "build",
-             expanded, work, work);
-    outcome o;
-    int status = system(command);
-    o.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    o.out = read_file(work, "out", &o.n_out);
-    o.err = read_file(work, "err", &o.n_err);
-    return o;
-}
-
-static void outcome_free(outcome *o) {
-    free(o->out), free(o->err);
-}
-
-/* A run that must be refused: that status, nothing on standard output, one line on standard error
- * that begins with the program's name and contains `part`. */
-static void check_refused(const char *arguments, int status, const char *part) {
-    outcome o = run(arguments);
-    CHECK_MSG(o.status == status, "%s: status %d: %s", arguments, o.status, o.err);
-    CHECK_MSG(o.n_out == 0, "%s: printed \"%s\"", arguments, o.out);
-    CHECK_MSG(strncmp(o.err, "generate: ", 10) == 0, "%s: %s", arguments, o.err);
-    CHECK_MSG(strchr(o.err, '\n') == o.err + o.n_err - 1, "%s: not one line: %s", arguments, o.err);
-    CHECK_MSG(strstr(o.err, part), "%s: no \"%s\" in: %s", arguments, part, o.err);
-    outcome_free(&o);
-}
-
 /* A run that fails when it has begun: the error is the last line on standard error. */
 static void check_failed(const char *arguments, const char *part) {
     outcome o = run(arguments);
@@ -79,43 +36,7 @@ static void check_failed(const char *arguments, const char *part) {
     outcome_free(&o);
 }
 
-/* A run that must succeed. */
-static outcome run_ok(const char *arguments) {
-    outcome o = run(arguments);
-    CHECK_MSG(o.status == 0, "%s: status %d: %s", arguments, o.status, o.err);
-    return o;
-}
-
-static void write_ids(const char *name, const uint32_t *ids, size_t n) {
-    char *text = (char *)test_alloc(12 * n + 1);
-    size_t length = 0;
-    for (size_t i = 0; i < n; i++)
-        length +=
-            (size_t)sprintf(text + length, "%lu%c", (unsigned long)ids[i], i % 9 ? ' ' : '\n');
-    write_file(work, name, text, length);
-    free(text);
-}
-
-static bool exists(const char *name) {
-    char path[400];
-    snprintf(path, sizeof path, "%s/%s", work, name);
-    FILE *file = fopen(path, "rb");
-    if (file) fclose(file);
-    return file != NULL;
-}
-
 /* ==== Logits and layers ==== */
-
-static float *read_floats(const char *name, size_t n) {
-    size_t size;
-    char *bytes = read_file(work, name, &size);
-    float *values = test_floats(n);
-    CHECK_MSG(size == n * 4, "%s: %zu bytes", name, size);
-    for (size_t i = 0; i < n && 4 * i + 4 <= size; i++)
-        values[i] = st_load_f32(bytes + 4 * i);
-    free(bytes);
-    return values;
-}
 
 static void logits_match_in_any_split(void) {
     static const char *const splits[] = {"", "--split 1", "--split 7", "--split 50"};
@@ -181,6 +102,72 @@ static void layers_match(void) {
         outcome_free(&o);
         golden_free(&g);
     }
+}
+
+/* Root of the mean square of layer l, from --dump-layers. */
+static double dumped_rms(size_t l) {
+    st_checkpoint c;
+    error e;
+    char path[400];
+    double sum = 0;
+    snprintf(path, sizeof path, "%s/layers", work);
+    if (!st_open_file(&c, path, &e)) give_up(e.text);
+    const st_tensor *t = st_find(&c, "hidden");
+    size_t n = t->dims[1] * t->dims[2];
+    for (size_t i = 0; i < n; i++) {
+        double x = (double)st_load_f32(t->data + 4 * (l * n + i));
+        sum += x * x;
+    }
+    st_close(&c);
+    return sqrt(sum / (double)n);
+}
+
+/* The table of running sums: the embedding and `layers` layers, as they were dumped. */
+static void check_sizes(const char *text, size_t layers) {
+    const char *at = strstr(text, "\nembed ");
+    CHECK_MSG(at, "no running sums in: %s", text);
+    for (size_t l = 0; at && l <= layers; l++) {
+        double rms = (double)NAN;
+        size_t layer = 0;
+        int fields = l ? sscanf(at, "\n%zu %lf", &layer, &rms) : sscanf(at, "\nembed %lf", &rms);
+        CHECK(fields == (l ? 2 : 1) && layer == l);
+        CHECK_AT_MOST("printed size", fabs(rms - dumped_rms(l)), 6e-4);
+        at = strchr(at + 1, '\n');
+    }
+}
+
+/* The rows of weights: as many as there are sub-layers, and the output; each adds up to 1. */
+static void check_weights(const char *text, size_t layers) {
+    size_t rows = 0;
+    for (const char *at = strchr(text, '|'); at; at = strchr(at + 1, '|')) {
+        double sum = 0, weight;
+        int used;
+        at = strchr(at + 1, '|'); /* past the heat map */
+        if (!at) break;
+        for (const char *number = at + 1; *number != '\n'; number += used, sum += weight)
+            if (sscanf(number, "%lf%n", &weight, &used) != 1) break;
+        CHECK_AT_MOST("sum of a row", fabs(sum - 1), 4e-3);
+        rows++;
+    }
+    CHECK_MSG(rows == 2 * layers + 1, "%zu rows", rows);
+}
+
+static void depth_is_shown(void) {
+    outcome o = run_ok(K3_TINY " --prompt 'A few words' --show-depth --dump-layers WORK/layers");
+    check_weights(o.out, 13);
+    check_sizes(o.out, 13);
+    outcome_free(&o);
+    o = run_ok(LINEAR_TINY " --prompt 'A few words' --split 3 --dump-layers WORK/layers "
+                           "--depth-svg WORK/depth.svg");
+    CHECK(!strchr(o.out, '|') && exists("depth.svg"));
+    check_sizes(o.out, 9);
+    outcome_free(&o);
+    o = run_ok(K3_TINY " --prompt ab --depth-svg WORK/depth.svg --generate 9");
+    size_t size;
+    char *text = read_file(work, "depth.svg", &size);
+    CHECK(strstr(text, "Mean weight of each source") && strstr(text, "</svg>"));
+    free(text);
+    outcome_free(&o);
 }
 
 /* ==== Generation ==== */
@@ -588,10 +575,11 @@ static void failed_writes(void) {
 }
 
 int main(void) {
-    temporary("generate", work);
+    temporary(PROGRAM, work);
     TEST(logits_match_in_any_split);
     TEST(logits_imply_no_generation);
     TEST(layers_match);
+    TEST(depth_is_shown);
     TEST(greedy_ids_follow_the_logits);
     TEST(exactly_as_many_as_asked);
     TEST(sampling);

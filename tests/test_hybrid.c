@@ -84,6 +84,80 @@ static void last_logits_are_the_last_row(void) {
     }
 }
 
+/* softmax(query . v / rms(v)) in float64, over sources v of token t of running sums. */
+static void weights_by_definition(const golden *g, const float *query, double eps,
+                                  const size_t *sources, size_t n, size_t t, double *weights) {
+    double largest = -HUGE_VAL, sum = 0;
+    for (size_t j = 0; j < n; j++) {
+        const double *v = g->sums + (sources[j] * g->dumped + t) * g->hidden;
+        double dot = 0, square = 0;
+        for (size_t i = 0; i < g->hidden; i++) {
+            dot += (n > 1 ? (double)query[i] : 0) * v[i];
+            square += v[i] * v[i];
+        }
+        weights[j] = dot / sqrt(square / (double)g->hidden + eps);
+        largest = fmax(largest, weights[j]);
+    }
+    for (size_t j = 0; j < n; j++) sum += weights[j] = exp(weights[j] - largest);
+    for (size_t j = 0; j < n; j++) weights[j] /= sum;
+}
+
+/* What attention of each layer reads, and the output: mixtures whose sources are running sums after
+ * some layer. Those of the feed-forwards only have to be weights. */
+static void check_depth(const golden *g, const hybrid_model *model, const float *depth) {
+    const hybrid_config *c = &model->config;
+    size_t n_sources = hybrid_depth_sources(c), block = c->attn_res_block_size, sources[16];
+    for (size_t read = 0; read <= 2 * c->n_layers; read++) {
+        size_t layer = read / 2, n = 0;
+        for (size_t l = 0; l < layer; l += block) sources[n++] = l;
+        sources[n++] = layer;
+        const float *query =
+            layer < c->n_layers ? model->layers[layer].attention_query : model->output_query;
+        for (size_t t = 0; t < g->dumped; t++) {
+            const float *found = depth + (read * g->n + t) * n_sources;
+            double want[16], sum = 0;
+            for (size_t j = 0; j < n_sources; j++) {
+                CHECK(found[j] >= 0);
+                sum += (double)found[j];
+            }
+            CHECK_AT_MOST("sum of weights", fabs(sum - 1), 1e-6);
+            if (read % 2) continue;
+            weights_by_definition(g, query, (double)c->rms_norm_eps, sources, n, t, want);
+            for (size_t j = 0; j < n_sources; j++) /* the sums themselves are that far away */
+                CHECK_AT_MOST("weight", fabs((double)found[j] - (j < n ? want[j] : 0)),
+                              2 * models[1].bound);
+        }
+    }
+}
+
+static void depth_weights_match(void) {
+    static const size_t splits[] = {1000, 40};
+    golden g = golden_open(models[1].directory);
+    hybrid_model model = open_model(models[1].directory), plain = open_model(models[0].directory);
+    reader r = open_reader(&model, g.n, 0);
+    size_t n_sources = hybrid_depth_sources(&model.config), reads = 2 * model.config.n_layers + 1;
+    CHECK(n_sources == 5); /* the embedding, and 13 layers in blocks of 4 */
+    CHECK(hybrid_depth_sources(&plain.config) == 0);
+    for (size_t i = 0; i < 2; i++) {
+        float *depth = test_floats(reads * g.n * n_sources);
+        for (size_t k = 0; k < reads * g.n * n_sources; k++) depth[k] = NAN;
+        for (size_t t = 0; t < g.n; t += splits[i]) {
+            hybrid_want want = {0};
+            error e;
+            want.depth = depth + t * n_sources, want.depth_stride = g.n * n_sources;
+            size_t n = g.n - t < splits[i] ? g.n - t : splits[i];
+            CHECK(hybrid_forward(&r.work, &r.session, g.ids + t, n, &want, &e));
+        }
+        check_depth(&g, &model, depth);
+        free(depth);
+        error e;
+        CHECK(hybrid_session_reset(&r.session, &e));
+    }
+    close_reader(&r);
+    hybrid_close(&model), hybrid_close(&plain);
+    golden_free(&g);
+}
+
 /* ==== Refusals of a session ==== */
 
 /* Refused tokens leave the session as it was: what follows gives the same bits. */
@@ -774,6 +848,7 @@ int main(void) {
     TEST(blocks_of_any_size_match);
     TEST(splits_match_each_other);
     TEST(last_logits_are_the_last_row);
+    TEST(depth_weights_match);
     TEST(refused_tokens_change_nothing);
     TEST(router_matches_definition);
     TEST(bias_only_selects);
