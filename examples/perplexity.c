@@ -39,7 +39,7 @@ static const char help[] =
     "bad usage.\n";
 
 /* Logits are taken from the model for so many tokens at a time. */
-#define PIECE HYBRID_BLOCK
+#define PIECE 64
 #define PROGRESS_SECONDS 5
 
 typedef struct options {
