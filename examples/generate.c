@@ -11,6 +11,7 @@
 
 #include "arguments.h"
 #include "depth.h"
+#include "draft.h"
 #include "hybrid.h"
 #include "output.h"
 #include "parallel.h"
@@ -57,6 +58,8 @@ static const char help[] =
     "                      but the last\n"
     "  --load-session FILE go on from there: the input follows the tokens of that session,\n"
     "                      which must be of the same model and --cache\n"
+    "  --context N         begin as if N tokens had been read, with contents drawn from\n"
+    "                      --seed: to measure what a long context costs\n"
     "\n"
     "choice of each token\n"
     "  --temperature X     0 takes the most likely, the lower id among equals (default 0)\n"
@@ -64,12 +67,16 @@ static const char help[] =
     "  --top-p X           draw from the most likely that hold X of the probability\n"
     "                      (default 1)\n"
     "  --seed N            of the draws (default 1)\n"
+    "  --draft N           guess up to N tokens ahead from what the text repeats, and take\n"
+    "                      what the model agrees to, for temperature 0: the same output\n"
     "\n"
     "how to run\n"
     "  --threads N         at least 1 (default: one a processor, at most 32); results do\n"
     "                      not depend on it\n"
     "  --cache TYPE        f32, f16 or bf16: numbers of the latent cache of full attention\n"
     "                      (default f32); the others take half the memory and round\n"
+    "  --bf16-dots         with --cache bf16, round queries and weights of full attention\n"
+    "                      to bf16 too, where the processor multiplies such numbers\n"
     "  --isa NAME          auto, scalar, avx2, avx512 or neon: which kernels run (default:\n"
     "                      $KDA_ISA, or auto)\n"
     "  --help              this text\n"
@@ -79,15 +86,17 @@ static const char help[] =
 
 /* ---- Arguments ---- */
 
+#define MOST_DRAFT 64
+
 typedef struct options {
     const char *model, *tokens, *prompt, *logits, *dump, *save, *load, *depth_svg;
-    size_t generate, split, threads;
+    size_t generate, split, threads, context, draft;
     linear_type cache;
     kda_isa isa;
     double temperature, top_p;
     size_t top_k;
     uint64_t seed;
-    bool show_depth, help;
+    bool show_depth, bf16_dots, help;
 } options;
 
 static bool read_isa(const char *name, const char *text, void *place, error *e) {
@@ -128,8 +137,11 @@ static const argument argument_list[] = {
     {"--seed", ARGUMENT_SEED, offsetof(options, seed), 0, 0, NULL},
     {"--save-session", ARGUMENT_TEXT, offsetof(options, save), 0, 0, NULL},
     {"--load-session", ARGUMENT_TEXT, offsetof(options, load), 0, 0, NULL},
+    {"--context", ARGUMENT_SIZE, offsetof(options, context), 0, 0, NULL},
+    {"--draft", ARGUMENT_SIZE, offsetof(options, draft), 0, MOST_DRAFT, NULL},
     {"--threads", ARGUMENT_SIZE, offsetof(options, threads), 1, PARALLEL_MAX_THREADS, NULL},
     {"--cache", ARGUMENT_OTHER, offsetof(options, cache), 0, 0, read_cache},
+    {"--bf16-dots", ARGUMENT_FLAG, offsetof(options, bf16_dots), 0, 0, NULL},
     {"--isa", ARGUMENT_OTHER, offsetof(options, isa), 0, 0, read_isa},
 };
 static const arguments argument_table = {
@@ -148,6 +160,10 @@ static bool parse_arguments(options *o, int argc, char **argv, error *e) {
     if (o->help) return true;
     if (!o->model) return error_set(e, "expected a MODEL_DIR");
     if (!o->tokens == !o->prompt) return error_set(e, "expected one of --tokens and --prompt");
+    if (o->load && o->context > 0)
+        return error_set(e, "expected one of --load-session and --context");
+    if (o->draft > 0 && o->temperature > 0)
+        return error_set(e, "--draft: expected temperature 0, found %g", o->temperature);
     if (o->depth_svg) o->show_depth = true;
     if (o->logits || o->show_depth) o->generate = 0;
     return true;
@@ -163,7 +179,8 @@ static bool read_prompt(const options *o, token_list *list, error *e) {
 }
 
 static bool read_input(const options *o, token_list *list, error *e) {
-    if (!(o->tokens ? tokens_read(o->tokens, false, list, e) : read_prompt(o, list, e))) return false;
+    if (!(o->tokens ? tokens_read(o->tokens, false, list, e) : read_prompt(o, list, e)))
+        return false;
     return list->n > 0 || error_set(e, "%s: expected a token or more, found none",
                                     o->tokens ? o->tokens : "--prompt");
 }
@@ -235,8 +252,7 @@ static uint32_t draw(sampler *s, const float *logits, size_t vocab) {
         list[i].weight = exp(((double)list[i].logit - (double)list[0].logit) / s->temperature);
         total += list[i].weight;
     }
-    while (kept < n && held < s->top_p * total)
-        held += list[kept++].weight;
+    while (kept < n && held < s->top_p * total) held += list[kept++].weight;
     double left = random_uniform(&s->random) * held;
     for (size_t i = 0; i < kept; i++) {
         left -= list[i].weight;
@@ -260,14 +276,16 @@ typedef struct run {
     parallel pool;
     hybrid_workspace work;
     hybrid_session session;
-    token_list input;
-    float *logits; /* [LOGITS_BLOCK][vocab] with --logits, else [vocab] */
+    token_list input; /* and with --draft what is generated */
+    size_t prompt_tokens;
+    float *logits; /* [LOGITS_BLOCK][vocab] with --logits, else [draft + 1][vocab] */
     float *hidden; /* [layers + 1][input.n][hidden] with --dump-layers or --show-depth */
     float *depth;  /* [2 layers + 1][input.n][sources] with --show-depth */
     output out;    /* of --logits */
     sampler sampling;
     size_t session_bytes, workspace_bytes, other_bytes; /* allocated */
     double prompt_seconds, generate_seconds;
+    size_t passes, proposed, accepted; /* with --draft */
 } run;
 
 static double seconds(void) {
@@ -289,25 +307,34 @@ static bool prepare_session(run *r, error *e) {
     const options *o = r->o;
     hybrid_session_options kept;
     hybrid_workspace_options how;
-    size_t past = 0;
+    size_t past = o->context, most = SIZE_MAX / 4;
     if (o->load && !hybrid_saved_tokens(o->load, &past, e)) return false;
-    if (o->generate > SIZE_MAX / 2 - r->input.n - past)
-        return error_set(e, "--generate: %zu tokens cannot be counted", o->generate);
+    if (o->generate > most || past > most)
+        return error_set(e, "%zu tokens to generate after %zu cannot be counted", o->generate,
+                         past);
     if (!parallel_open(&r->pool, o->threads, e)) return false;
     memset(&kept, 0, sizeof kept), memset(&how, 0, sizeof how);
     kept.capacity = how.capacity = past + r->input.n + o->generate;
     kept.cache = o->cache;
+    kept.max_draft = o->draft > 0 ? o->draft + 1 : 0;
     /* No more than the input fills, so that what is announced is used; no bit depends on it. */
     how.block = r->input.n < HYBRID_BLOCK ? r->input.n : HYBRID_BLOCK;
     if (how.block < HYBRID_MIN_BLOCK) how.block = HYBRID_MIN_BLOCK;
     how.run.isa = o->isa;
     how.run.pool = &r->pool;
+    how.run.bf16_dots = o->bf16_dots;
+    if (o->bf16_dots && !hybrid_has_bf16_dots(&r->model, o->cache, &how.run))
+        return error_set(e,
+                         "--bf16-dots: expected --cache bf16, a processor with AVX512-BF16 and "
+                         "latents in whole steps of %d",
+                         KERNELS_BF16_STEP);
     r->session_bytes = hybrid_session_bytes(&r->model, &kept);
     r->workspace_bytes = hybrid_workspace_bytes(&r->model, &how);
     return hybrid_session_open(&r->session, &r->model, &kept, e) &&
            hybrid_workspace_open(&r->work, &r->model, &how, e) &&
            hybrid_check_tokens(&r->session, r->input.ids, r->input.n, e) &&
-           (!o->load || hybrid_session_load(&r->session, o->load, e));
+           (!o->load || hybrid_session_load(&r->session, o->load, e)) &&
+           (o->context == 0 || hybrid_session_fill(&r->session, o->context, o->seed, e));
 }
 
 static bool prepare(run *r, error *e) {
@@ -317,7 +344,8 @@ static bool prepare(run *r, error *e) {
         return false;
     const hybrid_config *c = &r->model.config;
     void *logits, *candidates, *hidden = NULL, *depth = NULL;
-    bool ok = allocate(r, &logits, o->logits ? LOGITS_BLOCK : 1, c->vocab_size, sizeof(float), e);
+    size_t rows = o->logits ? LOGITS_BLOCK : o->draft + 1;
+    bool ok = allocate(r, &logits, rows, c->vocab_size, sizeof(float), e);
     r->logits = (float *)logits;
     ok = ok && allocate(r, &candidates, c->vocab_size, 1, sizeof(candidate), e);
     if (!ok) return false;
@@ -380,6 +408,7 @@ static bool feed(run *r, error *e) {
         slice = slice + n < r->o->split ? slice + n : 0;
     }
     r->prompt_seconds = seconds() - start;
+    r->prompt_tokens = r->input.n;
     return true;
 }
 
@@ -394,18 +423,61 @@ static void emit(const run *r, uint32_t id, bool first) {
     fflush(stdout);
 }
 
-static bool generate(run *r, error *e) {
-    double start = seconds();
+/* One token after the other. */
+static bool generate_single(run *r, error *e) {
     hybrid_want want;
     memset(&want, 0, sizeof want);
     want.last_logits = r->logits;
     for (size_t i = 0; i < r->o->generate; i++) {
         uint32_t id = choose(&r->sampling, r->logits, r->model.config.vocab_size);
         emit(r, id, i == 0);
-        if (i + 1 < r->o->generate &&
-            !hybrid_forward(&r->work, &r->session, &id, 1, &want, e))
+        if (i + 1 < r->o->generate && !hybrid_forward(&r->work, &r->session, &id, 1, &want, e))
             return false;
     }
+    return true;
+}
+
+/* How many of n ids in a row the model would have chosen itself: the first was, row i of the logits
+ * decides about ids[i + 1]. */
+static size_t agreed(const float *logits, size_t vocab, const uint32_t *ids, size_t n) {
+    size_t m = 1;
+    while (m < n && most_likely(logits + (m - 1) * vocab, vocab) == ids[m]) m++;
+    return m;
+}
+
+/* The sure next token and guesses behind it in one pass through the model. Tokens that are read are
+ * appended to the input, which is what guesses come from. */
+static bool generate_drafting(run *r, error *e) {
+    size_t vocab = r->model.config.vocab_size, left = r->o->generate;
+    uint32_t ids[MOST_DRAFT + 1];
+    hybrid_want want;
+    memset(&want, 0, sizeof want);
+    want.logits = r->logits;
+    while (left > 0) {
+        size_t room = r->o->draft < left - 1 ? r->o->draft : left - 1, n, m;
+        bool first = left == r->o->generate;
+        ids[0] = most_likely(r->logits, vocab);
+        emit(r, ids[0], first);
+        if (left == 1) break; /* nobody asks what would follow */
+        if (!tokens_append(&r->input, ids[0], e)) return false;
+        n = 1 + draft_ngram(r->input.ids, r->input.n, room, ids + 1);
+        if (!hybrid_verify(&r->work, &r->session, ids, n, &want, e)) return false;
+        m = agreed(r->logits, vocab, ids, n);
+        if (!hybrid_commit(&r->work, &r->session, m, e)) return false;
+        for (size_t i = 1; i < m; i++) {
+            emit(r, ids[i], false);
+            if (!tokens_append(&r->input, ids[i], e)) return false;
+        }
+        memmove(r->logits, r->logits + (m - 1) * vocab, vocab * sizeof *r->logits);
+        left -= m;
+        r->passes++, r->proposed += n - 1, r->accepted += m - 1;
+    }
+    return true;
+}
+
+static bool generate(run *r, error *e) {
+    double start = seconds();
+    if (!(r->o->draft > 0 ? generate_drafting(r, e) : generate_single(r, e))) return false;
     if (r->o->tokens && r->o->generate > 0) putchar('\n'); /* a text is its bytes and no more */
     r->generate_seconds = seconds() - start;
     if (fflush(stdout) != 0 || ferror(stdout))
@@ -421,8 +493,11 @@ static void report_speed(const char *what, size_t n, double time) {
 static void report(const run *r) {
     size_t n = r->session.n_tokens;
     hybrid_sizes sizes = hybrid_memory_sizes(&r->model, n, r->o->cache);
-    report_speed("prompt", r->input.n, r->prompt_seconds);
+    report_speed("prompt", r->prompt_tokens, r->prompt_seconds);
     if (r->o->generate > 0) report_speed("generation", r->o->generate, r->generate_seconds);
+    if (r->o->draft > 0)
+        fprintf(stderr, "drafts: %zu of %zu tokens accepted, in %zu passes\n", r->accepted,
+                r->proposed, r->passes);
     fprintf(stderr, "memory: KDA state %.0f bytes, convolution windows %.0f bytes\n", sizes.states,
             sizes.windows);
     fprintf(stderr,

@@ -71,6 +71,7 @@
 #include "linear.h"
 #include "mla.h"
 #include "parallel.h"
+#include "random.h"
 #include "weights.h"
 
 #include <stdbool.h>
@@ -202,6 +203,10 @@ typedef struct hybrid_workspace {
     void *bank_memory;
     size_t bank_bytes;
 } hybrid_workspace;
+
+/* Whether a run with bf16_dots gets them over a cache of this type. */
+HYBRID_API bool hybrid_has_bf16_dots(const hybrid_model *model, linear_type cache,
+                                     const linear_run *run);
 
 /* Bytes of a workspace; 0 if they are more than can be addressed, or the block is less than
  * HYBRID_MIN_BLOCK. */
@@ -523,21 +528,16 @@ HYBRID_API void hybrid_session_close(hybrid_session *session) {
     memset(session, 0, sizeof *session);
 }
 
-/* Uniform in [-size, size); xorshift64*. */
-static void hybridi_random(uint64_t *random, float size, size_t n, float *out) {
-    for (size_t i = 0; i < n; i++) {
-        *random ^= *random >> 12;
-        *random ^= *random << 25;
-        *random ^= *random >> 27;
-        out[i] = size * ((float)(*random * 0x2545F4914F6CDD1Du >> 40) * 0x1p-23f - 1.0f);
-    }
+/* Uniform in [-size, size). */
+static void hybridi_random(random_state *random, double size, size_t n, float *out) {
+    for (size_t i = 0; i < n; i++) out[i] = (float)(size * (2 * random_uniform(random) - 1));
 }
 
 static void hybridi_fill_layer(const hybrid_config *c, bool is_kda, linear_type cache,
-                               const hybrid_memory *memory, size_t n_tokens, uint64_t *random) {
+                               const hybrid_memory *memory, size_t n_tokens, random_state *random) {
     if (is_kda) {
         kda_layer_desc desc = hybridi_kda_desc(c, NULL);
-        hybridi_random(random, 0.1f, kda_state_bytes(&desc.op) / sizeof(float),
+        hybridi_random(random, 0.1, kda_state_bytes(&desc.op) / sizeof(float),
                        (float *)memory->state);
         hybridi_random(random, 1, kda_layer_window_bytes(&desc) / sizeof(float),
                        (float *)memory->window);
@@ -550,7 +550,7 @@ static void hybridi_fill_layer(const hybrid_config *c, bool is_kda, linear_type 
         for (size_t i = 0; i < width; i += n) { /* a latent has the size that its norm gives it */
             float some[64];
             n = width - i < 64 ? width - i : 64;
-            hybridi_random(random, 1.7f, n, some);
+            hybridi_random(random, 1.7, n, some);
             linear_compress(desc.cache, some, n, row + i * (row_bytes / width));
         }
 }
@@ -558,7 +558,7 @@ static void hybridi_fill_layer(const hybrid_config *c, bool is_kda, linear_type 
 HYBRID_API bool hybrid_session_fill(hybrid_session *session, size_t n_tokens, uint64_t seed,
                                     error *e) {
     const hybrid_config *c = &session->model->config;
-    uint64_t random = seed * 0x9E3779B97F4A7C15u | 1;
+    random_state random = random_seed(seed);
     if (n_tokens > session->options.capacity)
         return error_set(e,
                          "a session of %zu tokens: expected at most so many to fill it with, "
@@ -693,6 +693,12 @@ static hybrid_workspace hybridi_new_workspace(const hybrid_model *model,
     if (!work.options.block) work.options.block = HYBRID_BLOCK;
     work.depth = hybridi_attnres_run(&options->run);
     return work;
+}
+
+HYBRID_API bool hybrid_has_bf16_dots(const hybrid_model *model, linear_type cache,
+                                     const linear_run *run) {
+    mla_desc desc = hybridi_mla_desc(&model->config, cache);
+    return mla_has_bf16_dots(run, &desc);
 }
 
 HYBRID_API size_t hybrid_workspace_bytes(const hybrid_model *model,
@@ -840,8 +846,7 @@ static bool hybridi_read(const hybridi_block *b, const float *query, const float
     attnres_output to = attnres_out_f32(in, (ptrdiff_t)hidden);
     float *weights = hybridi_depth_is_wanted(b) ? work->scratch.depth : NULL;
     size_t read = work->bank.sublayer, n_sources = work->bank.n_blocks + 1;
-    attnres_result result =
-        attnres_bank_read(&work->bank, query, fused, to, weights, &work->depth);
+    attnres_result result = attnres_bank_read(&work->bank, query, fused, to, weights, &work->depth);
     if (!hybridi_attnres_ok(result, "attnres_bank_read", e)) return false;
     if (weights) hybridi_scatter_depth(b, read, n_sources);
     return true;
