@@ -499,9 +499,8 @@ static void mlai_join_ranges(void *context, size_t head) {
     memcpy(call->mix + (call->first_row + head) * stride, all.mix, stride * sizeof(float));
 }
 
-/* Rows of one token to a group: all heads, or fewer where that gives idle threads work. */
-static size_t mlai_decode_rows(const mla_desc *desc, size_t items, size_t threads) {
-    size_t rows = desc->n_heads;
+/* Rows of a group: as many as given, or fewer where that gives idle threads work. */
+static size_t mlai_group_rows(size_t rows, size_t items, size_t threads) {
     while (items < 2 * threads && rows > KERNELS_TALL) {
         rows = (rows / 2 + KERNELS_TALL - 1) / KERNELS_TALL * KERNELS_TALL;
         items *= 2;
@@ -514,7 +513,7 @@ static void mlai_mix_token(const linear_run *run, mlai_call *call) {
     size_t ranges = mlai_ranges(call->seqs->n_past + 1);
     call->by_range = true;
     call->group_rows =
-        mlai_decode_rows(call->desc, ranges, parallel_threads(run ? run->pool : NULL));
+        mlai_group_rows(call->desc->n_heads, ranges, parallel_threads(run ? run->pool : NULL));
     call->n_items = ranges * mlai_groups(call, call->seqs);
     mlai_run(run, call);
     parallel_for(run ? run->pool : NULL, call->desc->n_heads, mlai_join_ranges, call);
@@ -523,12 +522,10 @@ static void mlai_mix_token(const linear_run *run, mlai_call *call) {
 /* Any sequences. */
 static void mlai_mix_groups(const linear_run *run, mlai_call *call) {
     size_t heads = call->desc->n_heads, n_tokens = mlai_tokens(call->seqs, call->n_seqs);
+    size_t rows = n_tokens > call->n_seqs && heads < MLAI_ROWS ? MLAI_ROWS / heads * heads : heads;
     call->by_range = false;
-    call->group_rows =
-        n_tokens == call->n_seqs
-            ? mlai_decode_rows(call->desc, n_tokens, parallel_threads(run ? run->pool : NULL))
-        : heads < MLAI_ROWS ? MLAI_ROWS / heads * heads
-                            : heads;
+    call->group_rows = mlai_group_rows(rows, n_tokens * heads / rows + 1,
+                                       parallel_threads(run ? run->pool : NULL));
     call->n_items = 0;
     for (size_t i = 0; i < call->n_seqs; i++) call->n_items += mlai_groups(call, &call->seqs[i]);
     mlai_run(run, call);
