@@ -334,6 +334,7 @@ static void mlai_tile(const mla_desc *desc, const kernels *k, const mlai_worker 
         run = desc->n_heads - head < rows->count - r ? desc->n_heads - head : rows->count - r;
         if (seen <= first) continue;
         size_t n_keys = seen - first < n ? seen - first : n;
+        if (n_keys == n) run = rows->count - r; /* and so do all that follow */
         for (size_t i = r; i < r + run; i++)
             worker->rescale[i] =
                 k->softmax(worker->scores + i * MLA_TILE, n_keys, &sums->max[i], &sums->sum[i]);
