@@ -214,7 +214,7 @@ static KERNELS_BF16_TARGET void bf16_steps(size_t steps) {
     __m512 acc[16];
     __m512bh x = (__m512bh)_mm512_set1_epi32(bench_zero);
 #pragma GCC unroll 16
-    for (size_t i = 0; i < 16; i++) acc[i] = _mm512_setzero_ps();
+    for (size_t i = 0; i < 16; i++) acc[i] = _mm512_set1_ps((float)i); /* no two sums alike */
     for (; steps > 0; steps--) {
 #pragma GCC unroll 16
         for (size_t i = 0; i < 16; i++) acc[i] = _mm512_dpbf16_ps(acc[i], x, x);

@@ -307,9 +307,9 @@ static bool prepare_session(run *r, error *e) {
     const options *o = r->o;
     hybrid_session_options kept;
     hybrid_workspace_options how;
-    size_t past = o->context, most = SIZE_MAX / 4;
+    size_t past = o->context;
     if (o->load && !hybrid_saved_tokens(o->load, &past, e)) return false;
-    if (o->generate > most || past > most)
+    if (past > SIZE_MAX / 4 || o->generate > SIZE_MAX / 2 - r->input.n - past)
         return error_set(e, "%zu tokens to generate after %zu cannot be counted", o->generate,
                          past);
     if (!parallel_open(&r->pool, o->threads, e)) return false;

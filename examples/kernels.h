@@ -842,7 +842,8 @@ KERNELS_KERNEL float KERNELS_(softmax)(float *scores, size_t n, float *max, floa
         total = KERNELS_(add)(total, x);
         KERNELS_(write)(scores + i, x);
     }
-    float rescale = *max == -HUGE_VALF ? 0.0f : kda_exp(*max - most);
+    KERNELS_(write)(lane, KERNELS_(exp)(KERNELS_(set)(*max - most)));
+    float rescale = *max == -HUGE_VALF ? 0.0f : lane[0];
     *sum = *sum * rescale + KERNELS_(sum)(total);
     *max = most;
     return rescale;
