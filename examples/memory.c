@@ -20,10 +20,11 @@
  * mean square over items and trials. Reading nothing at all has error 1, so above 1 a memory is
  * worse than none; what is read could be scaled down, which brings any error to at most 1.
  *
- * 1. OVERWRITES. 8 quiet items are written once, then 8 busy ones R times more often, with new
- *    values each time. Linear attention reads the sum of all a key ever had. A scalar gate can fade
- *    old values, and with them the quiet items: its decay is the one of those in `decays` that
- *    has the least error over both, which no model could know before. The delta rule replaces. What
+ * 1. OVERWRITES. 16 items are written, then 8 of them, the busy ones, R times more, with new values
+ *    each time; the quiet ones stay. Linear attention reads the sum of all a key ever had. A scalar
+ *    gate can fade old values, and with them the quiet items. Here its decay is constant, the one in
+ *    `decays` that has the least error over both, which no model could know before; a decay that
+ *    comes from the token, as Mamba-2's, fades all keys alike too. The delta rule replaces. What
  *    error remains is cross-talk: 16 random keys in 64 channels are not orthogonal.
  * 2. DISTRACTORS. 8 items, then D others with keys of their own, written once. Here the delta rule
  *    is no help as long as there is room: there are 64 channels, and who writes more than they hold
@@ -47,6 +48,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char help[] =

@@ -152,7 +152,7 @@ static hybrid_item item_of(const golden *g, hybrid_session *session, size_t whic
     hybrid_item item = {session,
                         g->ids + 5 * which + session->n_tokens,
                         rounds[round][which],
-                        {NULL, to->last + round * g->vocab, NULL, g->n * g->hidden}};
+                        {NULL, to->last + round * g->vocab, NULL, g->n * g->hidden, NULL, 0}};
     if (which % 3 != 2) item.want.logits = to->logits + session->n_tokens * g->vocab;
     if (which % 2 == 0) item.want.hidden = to->hidden + session->n_tokens * g->hidden;
     if (which == 5) item.want.last_logits = NULL;
@@ -410,7 +410,7 @@ static void drafts_in_a_batch(void) {
             CHECK(same_floats(items[i].want.logits, want + 15 * g.vocab, (9 - i) * g.vocab));
     }
     for (size_t i = 0; i < 4; i++) {
-        hybrid_want last = {NULL, got, NULL, 0};
+        hybrid_want last = {NULL, got, NULL, 0, NULL, 0};
         if (i % 2) CHECK(hybrid_commit(&work, &sessions[i], 2, &e));
         CHECK(hybrid_forward(&work, &sessions[i], g.ids + sessions[i].n_tokens, 1, &last, &e));
         CHECK(same_floats(got, want + (sessions[i].n_tokens - 1) * g.vocab, g.vocab));
