@@ -25,8 +25,12 @@ all: $(PROGRAMS)  ## build the programs (default)
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
 
-demo: $(BUILD)/generate  ## generate with a tiny random checkpoint, and show what its memory costs
-	printf '1 20 33 7 5 64 128 9\n' | $(BUILD)/generate tests/golden/models/kimi-linear-tiny --tokens - --generate 24
+TEXT_MODEL := examples/models/text-attnres
+
+demo: $(BUILD)/generate  ## go on with a text, and show what the context's memory costs
+	@$(BUILD)/generate $(TEXT_MODEL) --prompt "And it came to pass in those days, that " --generate 400 --temperature 0.6; echo
+	@echo; echo "The same model with a context of 100,000 bytes:"
+	@$(BUILD)/generate $(TEXT_MODEL) --prompt "And it came to pass" --generate 8 --context 100000 --temperature 0.6 >/dev/null
 
 test: $(PROGRAMS) $(TESTS)  ## build and run every test
 	@BUILD=$(BUILD) CC='$(CC)' sh tests/run.sh $(TESTS) tests/symbols.sh

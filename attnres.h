@@ -958,13 +958,6 @@ static void attnresi_add(const void *row, attnres_type type, size_t n, float *su
     }
 }
 
-/* Elements i .. i + n - 1 of a row, up to whole lanes with zeros. */
-static void attnresi_read_padded(const void *row, attnres_type type, size_t i, size_t n,
-                                 float *lane) {
-    attnresi_clear_lanes(lane);
-    attnresi_to_floats(attnresi_element(row, type, i), type, n, lane);
-}
-
 static void attnresi_exp_row(float *x, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = attnresi_exp(x[i]);
 }
@@ -2419,7 +2412,8 @@ ATTNRESI_KERNEL_INLINE ATTNRESI_WIDE ATTNRESI_(read_some)(const void *row, attnr
                                                           size_t i, size_t n) {
     float last[ATTNRESI_LANES];
     if (n >= ATTNRESI_LANES) return ATTNRESI_(read_as)(row, type, i);
-    attnresi_read_padded(row, type, i, n, last);
+    attnresi_clear_lanes(last);
+    attnresi_to_floats(attnresi_element(row, type, i), type, n, last);
     return ATTNRESI_(read)(last);
 }
 ATTNRESI_KERNEL_INLINE void ATTNRESI_(write_some)(float *to, ATTNRESI_WIDE x, size_t n) {

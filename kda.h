@@ -134,8 +134,9 @@ THREADS
     claimed piece by piece (a sequence, a head, a tile of its value channels), so a pool that runs
     fewer workers than asked, one at a time, or none, still gets the whole result; a call from
     inside a parallel region is fine. Results never depend on who did what. kda_layer has one
-    such round for every 64 rows, of whole heads, or, with fewer than two heads for each worker,
-    three: convolutions, operator, norm. With OpenMP ask for the scratch size in the thread that
+    such round for every 64 rows, of whole query/key heads, or, with more workers than those or
+    with fewer than two of them (over all sequences) for each worker, three: convolutions,
+    operator, norm. With OpenMP ask for the scratch size in the thread that
     calls, or set run.n_threads.
 
 ERRORS

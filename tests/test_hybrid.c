@@ -12,8 +12,8 @@ static void check_model(size_t i, size_t split, size_t block) {
     reader r = open_reader(&model, g.n, block);
     float *logits = test_floats(g.n * g.vocab), *hidden = test_floats(g.layers * g.n * g.hidden);
     read_ids(&r, g.ids, g.n, split, logits, hidden);
-    printf("%s, %zu at a time, blocks of %zu: %.2e\n", models[i].directory, split, r.work.options.block,
-           test_relative_l2(logits, g.logits, g.n * g.vocab));
+    printf("%s, %zu at a time, blocks of %zu: %.2e\n", models[i].directory, split,
+           r.work.options.block, test_relative_l2(logits, g.logits, g.n * g.vocab));
     check_logits(&g, logits, models[i].bound);
     check_sums(&g, hidden, models[i].bound);
     free(logits), free(hidden);
@@ -61,6 +61,47 @@ static void splits_match_each_other(void) {
         hybrid_close(&model);
         golden_free(&g);
     }
+}
+
+/* Each instruction set of this machine and build is as near to the reference; which ran is printed. */
+static void each_isa_matches_with(kda_isa isa) {
+    if (!kda_isa_is_available(isa)) {
+        test_skip("not in this machine and build");
+        return;
+    }
+    for (size_t m = 0; m < N_MODELS; m++) {
+        golden g = golden_open(models[m].directory);
+        hybrid_model model = open_model(models[m].directory);
+        hybrid_workspace_options how = {0, g.n, {isa, NULL, false}};
+        float *logits = test_floats(g.n * g.vocab);
+        reader r;
+        error e;
+        if (!hybrid_workspace_open(&r.work, &model, &how, &e)) give_up(e.text);
+        for (size_t split = 1; split <= g.n; split += g.n - 1) {
+            r.session = open_session(&model, g.n, LINEAR_F32, 0);
+            read_ids(&r, g.ids, g.n, split, logits, NULL);
+            CHECK_AT_MOST("logits", test_relative_l2(logits, g.logits, g.n * g.vocab),
+                          models[m].bound);
+            hybrid_session_close(&r.session);
+        }
+        hybrid_workspace_close(&r.work);
+        free(logits);
+        hybrid_close(&model);
+        golden_free(&g);
+    }
+}
+
+static void scalar_matches(void) {
+    each_isa_matches_with(KDA_ISA_SCALAR);
+}
+static void avx2_matches(void) {
+    each_isa_matches_with(KDA_ISA_AVX2);
+}
+static void avx512_matches(void) {
+    each_isa_matches_with(KDA_ISA_AVX512);
+}
+static void neon_matches(void) {
+    each_isa_matches_with(KDA_ISA_NEON);
 }
 
 static void last_logits_are_the_last_row(void) {
@@ -239,8 +280,7 @@ static void check_route(const hybrid_config *c, const float *scores, const float
     double want_weights[8];
     hybrid_route(c, scores, bias, chosen, weights, scratch);
     route_reference(c, scores, bias, want_chosen, want_weights);
-    for (size_t k = 0; k < c->experts_per_token; k++)
-        CHECK(chosen[k] == want_chosen[k]);
+    for (size_t k = 0; k < c->experts_per_token; k++) CHECK(chosen[k] == want_chosen[k]);
     CHECK_AT_MOST("weights", test_relative_l2(weights, want_weights, c->experts_per_token), 3e-7);
 }
 
@@ -422,8 +462,7 @@ static void ranges_and_contradictions(void) {
         {"routed_scaling_factor", "-2"}};
     size_t size;
     char *text = read_file(models[0].directory, "config.json", &size);
-    for (size_t i = 0; i < COUNT(cases); i++)
-        check_refused(text, cases[i][0], cases[i][1]);
+    for (size_t i = 0; i < COUNT(cases); i++) check_refused(text, cases[i][0], cases[i][1]);
 
     char *grouped = edit(text, "num_expert_group", "4"); /* groups of 2 */
     check_refused(grouped, "topk_group", "1");           /* 3 experts from 2 */
@@ -530,8 +569,7 @@ static size_t convert(const rewrite *r, const unsigned char *in, unsigned char *
     uint32_t exponent = bits >> 23 & 255;
     if (r->flush && exponent < 113) bits &= 0x80000000u;
     if (r->type == LINEAR_F32) {
-        for (int i = 0; i < 4; i++)
-            out[i] = (unsigned char)(bits >> 8 * i);
+        for (int i = 0; i < 4; i++) out[i] = (unsigned char)(bits >> 8 * i);
         return 4;
     }
     uint32_t half = bits >> 16 & 0x8000u;
@@ -545,8 +583,7 @@ static size_t rewrite_data(const rewrite *r, const st_tensor *t, bool changed, u
     size_t size = t->bytes, row = t->n_dims ? t->dims[t->n_dims - 1] * st_dtype_size(t->dtype) : 0;
     if (r->type && t->dtype == ST_BF16) {
         size = 0;
-        for (size_t i = 0; i < t->elements; i++)
-            size += convert(r, t->data + 2 * i, out + size);
+        for (size_t i = 0; i < t->elements; i++) size += convert(r, t->data + 2 * i, out + size);
     } else {
         memcpy(out, t->data, t->bytes);
     }
@@ -571,8 +608,7 @@ static void write_checkpoint(const char *directory, const st_checkpoint *c, rewr
         char shape[ST_SHAPE_TEXT];
         if (changed && r.kind == DROPPED) continue;
         if (changed && r.kind == ONE_DIMENSION_MORE) dims[n++] = 1;
-        for (size_t d = 0; d < t->n_dims; d++)
-            dims[n++] = t->dims[d];
+        for (size_t d = 0; d < t->n_dims; d++) dims[n++] = t->dims[d];
         if (changed && r.kind == LONGER) dims[n - 1]++;
         const char *type = st_dtype_name(t->dtype);
         if (r.type && t->dtype == ST_BF16) type = r.type == LINEAR_F32 ? "F32" : "F16";
@@ -586,8 +622,7 @@ static void write_checkpoint(const char *directory, const st_checkpoint *c, rewr
         used += size;
     }
     length += (size_t)sprintf(header + length, "}%*s", (int)r.shift, "");
-    for (int i = 0; i < 8; i++)
-        header[i] = (char)((length - 8) >> 8 * i);
+    for (int i = 0; i < 8; i++) header[i] = (char)((length - 8) >> 8 * i);
     memcpy(header + length, data, used);
     write_file(directory, "model.safetensors", header, length + used);
     free(data), free(header);
@@ -610,10 +645,8 @@ static void copy_config(const char *from, const char *to) {
 /* Is the first tensor of its kind: no earlier name is the same but for numbers? */
 static bool same_kind(const char *a, const char *b) {
     for (;;) {
-        while (*a >= '0' && *a <= '9')
-            a++;
-        while (*b >= '0' && *b <= '9')
-            b++;
+        while (*a >= '0' && *a <= '9') a++;
+        while (*b >= '0' && *b <= '9') b++;
         if (*a != *b) return false;
         if (!*a) return true;
         a++, b++;
@@ -847,6 +880,10 @@ int main(void) {
     TEST(kimi_k3_matches);
     TEST(blocks_of_any_size_match);
     TEST(splits_match_each_other);
+    TEST(scalar_matches);
+    TEST(avx2_matches);
+    TEST(avx512_matches);
+    TEST(neon_matches);
     TEST(last_logits_are_the_last_row);
     TEST(depth_weights_match);
     TEST(refused_tokens_change_nothing);
