@@ -320,6 +320,7 @@ static bool prepare_session(run *r, error *e) {
     /* No more than the input fills, so that what is announced is used; no bit depends on it. */
     how.block = r->input.n < HYBRID_BLOCK ? r->input.n : HYBRID_BLOCK;
     if (how.block < HYBRID_MIN_BLOCK) how.block = HYBRID_MIN_BLOCK;
+    if (how.block < kept.max_draft) how.block = kept.max_draft;
     how.run.isa = o->isa;
     how.run.pool = &r->pool;
     how.run.bf16_dots = o->bf16_dots;
