@@ -10,6 +10,7 @@
 
 #include <stdarg.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 
 typedef struct error {
@@ -29,6 +30,19 @@ error_set(error *e, const char *format, ...) {
     for (char *c = e->text; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
     return false;
+}
+
+/* What a message says is at text[at], where something else was expected. Returns `found`. */
+#define ERROR_FOUND 32
+static inline const char *error_found(const char *text, size_t length, size_t at, char *found) {
+    unsigned c = at < length ? (unsigned char)text[at] : 0;
+    if (at == length)
+        snprintf(found, ERROR_FOUND, "the end of the text");
+    else if (c > 0x20 && c < 0x7f)
+        snprintf(found, ERROR_FOUND, "'%c'", (int)c);
+    else
+        snprintf(found, ERROR_FOUND, "byte 0x%02x", c);
+    return found;
 }
 
 #endif

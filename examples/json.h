@@ -129,6 +129,9 @@ JSON_API bool json_integer(const json_value *value, int64_t *out);
 JSON_API bool json_unsigned(const json_value *value, uint64_t *out);
 JSON_API bool json_number(const json_value *value, double *out);
 
+/* Length of the well-formed UTF-8 sequence that a text begins with; 0 if there is none. */
+JSON_API size_t json_utf8_length(const char *text, size_t length);
+
 /* Files */
 
 /* False, with a sentence, unless `path` names a regular file: directories, pipes and devices are
@@ -245,15 +248,9 @@ static bool jsoni_fail(const jsoni_parser *p, size_t at, const char *message) {
 
 /* The text at p->at is not what the grammar wants there. */
 static bool jsoni_expected(const jsoni_parser *p, const char *expected) {
-    char message[128], found[32];
-    unsigned c = p->at < p->length ? (unsigned char)p->text[p->at] : 0;
-    if (p->at == p->length)
-        snprintf(found, sizeof found, "the end of the text");
-    else if (c > 0x20 && c < 0x7f)
-        snprintf(found, sizeof found, "'%c'", (int)c);
-    else
-        snprintf(found, sizeof found, "byte 0x%02x", c);
-    snprintf(message, sizeof message, "expected %s, found %s", expected, found);
+    char message[128], found[ERROR_FOUND];
+    snprintf(message, sizeof message, "expected %s, found %s", expected,
+             error_found(p->text, p->length, p->at, found));
     return jsoni_fail(p, p->at, message);
 }
 
@@ -283,27 +280,27 @@ static void jsoni_skip_space(jsoni_parser *p) {
 
 /* ---- Strings ---- */
 
-static bool jsoni_is_continuation(const jsoni_parser *p, size_t at) {
-    return at < p->length && ((unsigned char)p->text[at] & 0xc0) == 0x80;
+static bool jsoni_is_continuation(char byte) {
+    return ((unsigned char)byte & 0xc0) == 0x80;
 }
 
-/* Length of the well-formed UTF-8 sequence at p->at, whose first byte is not ASCII; 0 if there is
- * none. The second byte's range excludes overlong forms, surrogates and what is past U+10FFFF. */
-static size_t jsoni_utf8_length(const jsoni_parser *p) {
-    unsigned first = jsoni_peek(p);
-    if (first < 0xc2 || first > 0xf4 || !jsoni_is_continuation(p, p->at + 1)) return 0;
+/* The second byte's range excludes overlong forms, surrogates and what is past U+10FFFF. */
+JSON_API size_t json_utf8_length(const char *text, size_t length) {
+    unsigned first = length ? (unsigned char)text[0] : 0xff;
+    if (first < 0x80) return 1;
+    if (first < 0xc2 || first > 0xf4 || length < 2 || !jsoni_is_continuation(text[1])) return 0;
     if (first < 0xe0) return 2;
-    unsigned second = (unsigned char)p->text[p->at + 1];
+    unsigned second = (unsigned char)text[1];
     if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
-        (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f) ||
-        !jsoni_is_continuation(p, p->at + 2))
+        (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f) || length < 3 ||
+        !jsoni_is_continuation(text[2]))
         return 0;
     if (first < 0xf0) return 3;
-    return jsoni_is_continuation(p, p->at + 3) ? 4 : 0;
+    return length > 3 && jsoni_is_continuation(text[3]) ? 4 : 0;
 }
 
 static bool jsoni_copy_utf8(jsoni_parser *p) {
-    size_t length = jsoni_utf8_length(p);
+    size_t length = json_utf8_length(p->text + p->at, p->length - p->at);
     if (length == 0) {
         char message[64];
         snprintf(message, sizeof message, "invalid UTF-8 in a string (byte 0x%02x)",
