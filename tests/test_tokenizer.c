@@ -165,6 +165,32 @@ static void knows_every_character(void) {
     CHECK(marks == 2501 - 2); /* U+16FF0 and U+16FF1 are Han */
 }
 
+/* Ends of the pieces that a text is cut into, `n` of them. */
+static void check_pieces(const char *text, const size_t *ends, size_t n) {
+    tokenizeri_text s = {&t, text, strlen(text)};
+    size_t at = 0;
+    for (size_t i = 0; i < n && at < s.length; i++) {
+        at = tokenizeri_piece(&s, at);
+        CHECK_MSG(at == ends[i], "piece %zu of \"%s\" ends at %zu", i, text, at);
+    }
+    CHECK(at == s.length);
+}
+
+/* Where a word ends that begins with letters that are upper and lower case in one, U+00AA: before
+ * capitals that no small letter follows. */
+static void cuts_words(void) {
+    check_pieces("\xc2\xaa"
+                 "AB c",
+                 (const size_t[]){2, 4, 6}, 3);
+    check_pieces("\xc2\xaa"
+                 "ABc",
+                 (const size_t[]){5}, 1);
+    check_pieces("A\xc2\xaa"
+                 "B1",
+                 (const size_t[]){3, 4, 5}, 3);
+    check_pieces("-ABc'S-'\xc5\xbf", (const size_t[]){6, 7, 10}, 3);
+}
+
 /* ---- Special tokens ---- */
 
 static void knows_special_tokens(void) {
@@ -213,17 +239,6 @@ static void takes_any_bytes(void) {
         }
         check_round_trip(text, length);
     }
-}
-
-/* Ends of the pieces that a text is cut into, `n` of them. */
-static void check_pieces(const char *text, const size_t *ends, size_t n) {
-    tokenizeri_text s = {&t, text, strlen(text)};
-    size_t at = 0;
-    for (size_t i = 0; i < n && at < s.length; i++) {
-        at = tokenizeri_piece(&s, at);
-        CHECK_MSG(at == ends[i], "piece %zu of \"%s\" ends at %zu", i, text, at);
-    }
-    CHECK(at == s.length);
 }
 
 /* Bytes that are not UTF-8 are punctuation: they end a word, follow a space, and take line ends. */
@@ -651,6 +666,7 @@ int main(void) {
     open_pairs();
     TEST(gives_tiktokens_ids);
     TEST(knows_every_character);
+    TEST(cuts_words);
     TEST(knows_special_tokens);
     TEST(takes_any_bytes);
     TEST(takes_what_is_not_utf8);
