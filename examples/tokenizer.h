@@ -7,11 +7,11 @@
  *
  *     tokenizer t;
  *     if (!tokenizer_open(&t, "path/to/directory", e)) return false;
- *     tokenizer_ids prompt = {0};
- *     if (!tokenizer_encode(&t, text, length, TOKENIZER_SPECIAL, &prompt, e)) ...
+ *     token_list prompt = {0};
+ *     if (!tokenizer_encode(&t, text, length, TOKENIZER_SPECIAL, &prompt, NULL, e)) ...
  *     tokenizer_stream stream = {0};
  *     text = tokenizer_stream_push(&stream, &t, id, &length);
- *     tokenizer_ids_free(&prompt);
+ *     free(prompt.ids);
  *     tokenizer_close(&t);
  *
  * THE VOCABULARY
@@ -67,6 +67,7 @@
 
 #include "error.h"
 #include "json.h"
+#include "tokens.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -112,22 +113,15 @@ TOKENIZER_API bool tokenizer_special(const tokenizer *t, const char *name, uint3
 
 /* ---- Text to ids ---- */
 
-/* A list that grows; starts as {0}. */
-typedef struct tokenizer_ids {
-    uint32_t *ids;
-    size_t n, room;
-    uint64_t steps; /* that joining bytes has taken: a measure of cost that no clock disturbs */
-} tokenizer_ids;
-
 typedef enum tokenizer_flags {
     TOKENIZER_SPECIAL = 1 /* names of special tokens in the text are these, not text */
 } tokenizer_flags;
 
 /* Appends the ids of `length` bytes of text. Of special names that start at one place the longest
- * counts. Fails only for want of memory, and appends nothing then. */
+ * counts. Adds to *steps, unless `steps` is null, the steps that joining bytes has taken: a measure
+ * of cost that no clock disturbs. Fails only for want of memory, and appends nothing then. */
 TOKENIZER_API bool tokenizer_encode(const tokenizer *t, const char *text, size_t length,
-                                    unsigned flags, tokenizer_ids *ids, error *e);
-TOKENIZER_API void tokenizer_ids_free(tokenizer_ids *ids);
+                                    unsigned flags, token_list *ids, uint64_t *steps, error *e);
 
 /* ---- Ids to text ---- */
 
@@ -229,10 +223,10 @@ __attribute__((format(printf, 2, 3)))
 static bool
 tokenizeri_fail(const tokenizeri_reader *r, const char *format, ...) {
     char message[256];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(message, sizeof message, format, arguments);
-    va_end(arguments);
+    va_list values;
+    va_start(values, format);
+    vsnprintf(message, sizeof message, format, values);
+    va_end(values);
     return error_set(r->e, "%s: line %zu, %s", r->path, r->line, message);
 }
 
@@ -544,27 +538,6 @@ TOKENIZER_API void tokenizer_close(tokenizer *t) {
     memset(t, 0, sizeof *t);
 }
 
-/* ---- Lists of ids ---- */
-
-static bool tokenizeri_append(tokenizer_ids *ids, uint32_t id) {
-    if (ids->n == ids->room) {
-        size_t room = ids->room ? ids->room * 2 : 256;
-        uint32_t *larger = NULL;
-        if (room <= SIZE_MAX / sizeof *larger)
-            larger = (uint32_t *)realloc(ids->ids, room * sizeof *larger);
-        if (!larger) return false;
-        ids->ids = larger;
-        ids->room = room;
-    }
-    ids->ids[ids->n++] = id;
-    return true;
-}
-
-TOKENIZER_API void tokenizer_ids_free(tokenizer_ids *ids) {
-    free(ids->ids);
-    memset(ids, 0, sizeof *ids);
-}
-
 /* ---- Characters ---- */
 
 /* What the alternatives ask of a character. */
@@ -792,34 +765,42 @@ static void tokenizeri_join(tokenizeri_joiner *j) {
 
 #define TOKENIZERI_SHORT 128 /* bytes of a piece that is joined without an allocation */
 
-static bool tokenizeri_encode_piece(const tokenizer *t, const char *bytes, size_t length,
-                                    tokenizer_ids *ids) {
+/* Where ids go. */
+typedef struct tokenizeri_encoder {
+    const tokenizer *t;
+    token_list *ids;
+    uint64_t steps;
+    error *e;
+} tokenizeri_encoder;
+
+static bool tokenizeri_encode_piece(tokenizeri_encoder *to, const char *bytes, size_t length) {
+    const tokenizer *t = to->t;
     tokenizeri_part parts[TOKENIZERI_SHORT];
     uint64_t heap[2 * TOKENIZERI_SHORT];
     tokenizeri_joiner j = {t, bytes, (uint32_t)length, parts, heap, 0, 0};
     uint32_t whole = tokenizeri_find(t, bytes, length);
-    if (whole != TOKENIZERI_NONE) return tokenizeri_append(ids, whole);
+    if (whole != TOKENIZERI_NONE) return tokens_append(to->ids, whole, to->e);
     if (length > TOKENIZERI_SHORT) {
         j.parts = (tokenizeri_part *)malloc(length * sizeof *j.parts);
         j.heap = (uint64_t *)malloc(2 * length * sizeof *j.heap);
     }
     bool ok = j.parts && j.heap;
+    if (!ok) error_set(to->e, "not enough memory for the tokens of %zu bytes of text", length);
     if (ok) tokenizeri_join(&j);
     for (uint32_t i = 0; ok && i < length; i = j.parts[i].next)
-        ok = tokenizeri_append(ids, j.parts[i].id);
-    ids->steps += j.steps;
+        ok = tokens_append(to->ids, j.parts[i].id, to->e);
+    to->steps += j.steps;
     if (j.parts != parts) free(j.parts);
     if (j.heap != heap) free(j.heap);
     return ok;
 }
 
 /* Text without special tokens. */
-static bool tokenizeri_encode_ordinary(const tokenizer *t, const char *text, size_t length,
-                                       tokenizer_ids *ids) {
-    tokenizeri_text s = {t, text, length};
+static bool tokenizeri_encode_ordinary(tokenizeri_encoder *to, const char *text, size_t length) {
+    tokenizeri_text s = {to->t, text, length};
     for (size_t at = 0, end; at < length; at = end) {
         end = tokenizeri_piece(&s, at);
-        if (!tokenizeri_encode_piece(t, text + at, end - at, ids)) return false;
+        if (!tokenizeri_encode_piece(to, text + at, end - at)) return false;
     }
     return true;
 }
@@ -865,8 +846,9 @@ TOKENIZER_API bool tokenizer_special(const tokenizer *t, const char *name, uint3
     return true;
 }
 
-static bool tokenizeri_encode_segment(const tokenizer *t, const char *text, size_t length,
-                                      unsigned flags, tokenizer_ids *ids) {
+static bool tokenizeri_encode_segment(tokenizeri_encoder *to, const char *text, size_t length,
+                                      unsigned flags) {
+    const tokenizer *t = to->t;
     size_t start = 0; /* of the text since the last special token */
     for (size_t at = 0; flags & TOKENIZER_SPECIAL && at < length;) {
         uint32_t id = 0;
@@ -875,12 +857,12 @@ static bool tokenizeri_encode_segment(const tokenizer *t, const char *text, size
             found = tokenizeri_match_special(t, text + at, length - at, &id);
         at += found ? found : 1;
         if (!found) continue;
-        if (!tokenizeri_encode_ordinary(t, text + start, at - found - start, ids) ||
-            !tokenizeri_append(ids, id))
+        if (!tokenizeri_encode_ordinary(to, text + start, at - found - start) ||
+            !tokens_append(to->ids, id, to->e))
             return false;
         start = at;
     }
-    return tokenizeri_encode_ordinary(t, text + start, length - start, ids);
+    return tokenizeri_encode_ordinary(to, text + start, length - start);
 }
 
 /* ---- Segments ---- */
@@ -907,16 +889,18 @@ static size_t tokenizeri_segment(const tokenizeri_text *s, size_t at, size_t *le
 }
 
 TOKENIZER_API bool tokenizer_encode(const tokenizer *t, const char *text, size_t length,
-                                    unsigned flags, tokenizer_ids *ids, error *e) {
+                                    unsigned flags, token_list *ids, uint64_t *steps, error *e) {
     tokenizeri_text s = {t, text, length};
+    tokenizeri_encoder to = {t, ids, 0, e};
     size_t n = ids->n, left = 0;
-    for (size_t at = 0, end; at < length; at = end) {
+    bool ok = true;
+    for (size_t at = 0, end; ok && at < length; at = end) {
         end = tokenizeri_segment(&s, at, &left);
-        if (tokenizeri_encode_segment(t, text + at, end - at, flags, ids)) continue;
-        ids->n = n;
-        return error_set(e, "not enough memory for the tokens of %zu bytes of text", length);
+        ok = tokenizeri_encode_segment(&to, text + at, end - at, flags);
     }
-    return true;
+    if (!ok) ids->n = n;
+    if (steps) *steps += to.steps;
+    return ok;
 }
 
 /* ---- Text from ids ---- */

@@ -23,10 +23,10 @@ static void *test_realloc(void *old, size_t size) {
 #define malloc test_malloc
 #define calloc test_calloc
 #define realloc test_realloc
-#define TOKENIZER_IMPLEMENTATION
-#include "../examples/tokenizer.h"
 #define SAFETENSORS_IMPLEMENTATION /* for model.h */
 #include "../examples/safetensors.h"
+#define TOKENIZER_IMPLEMENTATION
+#include "../examples/tokenizer.h"
 #undef malloc
 #undef calloc
 #undef realloc
@@ -38,23 +38,29 @@ static void *test_realloc(void *old, size_t size) {
 static tokenizer t;     /* the golden one */
 static tokenizer pairs; /* byte b is token b, bytes a b are token 256 + 256 a + b */
 
-static tokenizer_ids encode(const tokenizer *with, const char *text, size_t length,
-                            unsigned flags) {
-    tokenizer_ids ids = {0};
+static uint64_t steps; /* of the latest encode */
+
+static void free_ids(token_list *ids) {
+    free(ids->ids);
+}
+
+static token_list encode(const tokenizer *with, const char *text, size_t length, unsigned flags) {
+    token_list ids = {0};
+    steps = 0;
     char *exact = (char *)test_alloc(length); /* so that a sanitizer sees a read past the end */
     error e;
     if (length) memcpy(exact, text, length);
-    if (!tokenizer_encode(with, exact, length, flags, &ids, &e)) give_up(e.text);
+    if (!tokenizer_encode(with, exact, length, flags, &ids, &steps, &e)) give_up(e.text);
     free(exact);
     return ids;
 }
 
-static bool same(const tokenizer_ids *a, const tokenizer_ids *b) {
+static bool same(const token_list *a, const token_list *b) {
     return a->n == b->n && (a->n == 0 || memcmp(a->ids, b->ids, a->n * sizeof *a->ids) == 0);
 }
 
 /* Do the tokens' bytes, one after another, make this text? */
-static bool decodes_to(const tokenizer *with, const tokenizer_ids *ids, const char *text,
+static bool decodes_to(const tokenizer *with, const token_list *ids, const char *text,
                        size_t length) {
     size_t at = 0;
     for (size_t i = 0; i < ids->n; i++) {
@@ -68,20 +74,20 @@ static bool decodes_to(const tokenizer *with, const tokenizer_ids *ids, const ch
 
 static void check_round_trip(const char *text, size_t length) {
     for (unsigned flags = 0; flags <= TOKENIZER_SPECIAL; flags++) {
-        tokenizer_ids ids = encode(&t, text, length, flags);
+        token_list ids = encode(&t, text, length, flags);
         CHECK(decodes_to(&t, &ids, text, length));
-        tokenizer_ids_free(&ids);
+        free_ids(&ids);
     }
 }
 
 static void check_ids(const tokenizer *with, const char *text, size_t length, unsigned flags,
                       const uint32_t *want, size_t n) {
-    tokenizer_ids ids = encode(with, text, length, flags);
+    token_list ids = encode(with, text, length, flags);
     CHECK_MSG(ids.n == n, "%.60s: %zu ids, expected %zu", text, ids.n, n);
     for (size_t i = 0; i < n && i < ids.n; i++)
         CHECK_MSG(ids.ids[i] == want[i], "%.60s: id %zu is %u, expected %u", text, i,
                   (unsigned)ids.ids[i], (unsigned)want[i]);
-    tokenizer_ids_free(&ids);
+    free_ids(&ids);
 }
 
 /* ---- Reference texts ---- */
@@ -188,7 +194,8 @@ static void cuts_words(void) {
     check_pieces("A\xc2\xaa"
                  "B1",
                  (const size_t[]){3, 4, 5}, 3);
-    check_pieces("-ABc'S-'\xc5\xbf", (const size_t[]){6, 7, 10}, 3);
+    check_pieces("-ABc'S-", (const size_t[]){6, 7}, 2);
+    check_pieces("ABc'\xc5\xbf-", (const size_t[]){6, 7}, 2);
 }
 
 /* ---- Special tokens ---- */
@@ -208,9 +215,9 @@ static void knows_special_tokens(void) {
         CHECK(tokenizer_special(&t, names[i].name, &id) && id == names[i].id);
         CHECK(length == strlen(names[i].name) && memcmp(bytes, names[i].name, length) == 0);
         check_ids(&t, names[i].name, length, TOKENIZER_SPECIAL, &names[i].id, 1);
-        tokenizer_ids ids = encode(&t, names[i].name, length, 0);
+        token_list ids = encode(&t, names[i].name, length, 0);
         for (size_t k = 0; k < ids.n; k++) CHECK(ids.ids[k] < 2500);
-        tokenizer_ids_free(&ids);
+        free_ids(&ids);
     }
     id = 7;
     CHECK(!tokenizer_special(&t, "", &id) && !tokenizer_special(&t, "[BO", &id));
@@ -223,7 +230,7 @@ static void knows_special_tokens(void) {
 
 static void takes_any_bytes(void) {
     char text[512];
-    tokenizer_ids none = encode(&t, NULL, 0, TOKENIZER_SPECIAL);
+    token_list none = encode(&t, NULL, 0, TOKENIZER_SPECIAL);
     CHECK(none.n == 0);
     for (unsigned b = 0; b < 256; b++) { /* the vocabulary has them as its first 256 tokens */
         uint32_t want = b;
@@ -267,29 +274,30 @@ static void takes_a_million_of_one_character(void) {
         size_t length = count * width;
         char *text = (char *)test_alloc(length);
         for (size_t k = 0; k < length; k++) text[k] = characters[i][k % width];
-        tokenizer_ids ids = encode(&t, text, length, TOKENIZER_SPECIAL), cut = {0};
+        token_list ids = encode(&t, text, length, TOKENIZER_SPECIAL), cut = {0};
+        uint64_t taken = steps;
         error e;
         CHECK(decodes_to(&t, &ids, text, length));
         for (size_t k = 0; k < count; k += 25000)
-            CHECK(tokenizer_encode(&t, text + k * width, 25000 * width, 0, &cut, &e));
+            CHECK(tokenizer_encode(&t, text + k * width, 25000 * width, 0, &cut, NULL, &e));
         CHECK(same(&ids, &cut));
         /* Each byte is pushed, popped and considered three times or fewer, at log2(150,000). */
-        CHECK_MSG(ids.steps < 100 * length, "%g steps a byte", (double)ids.steps / (double)length);
-        tokenizer_ids_free(&ids);
-        tokenizer_ids_free(&cut);
+        CHECK_MSG(taken < 100 * length, "%g steps a byte", (double)taken / (double)length);
+        free_ids(&ids);
+        free_ids(&cut);
         free(text);
     }
 }
 
 /* Is a text, of `length` bytes, encoded as its first `cut` bytes and then the rest? */
 static void check_cut(const char *text, size_t length, size_t cut) {
-    tokenizer_ids all = encode(&pairs, text, length, 0), parts = {0};
+    token_list all = encode(&pairs, text, length, 0), parts = {0};
     error e;
-    CHECK(tokenizer_encode(&pairs, text, cut, 0, &parts, &e));
-    CHECK(tokenizer_encode(&pairs, text + cut, length - cut, 0, &parts, &e));
+    CHECK(tokenizer_encode(&pairs, text, cut, 0, &parts, NULL, &e));
+    CHECK(tokenizer_encode(&pairs, text + cut, length - cut, 0, &parts, NULL, &e));
     CHECK(same(&all, &parts) && decodes_to(&pairs, &all, text, length));
-    tokenizer_ids_free(&all);
-    tokenizer_ids_free(&parts);
+    free_ids(&all);
+    free_ids(&parts);
 }
 
 /* The 400,000th of these characters is within a word, and its pairs differ where it is cut. What
@@ -345,7 +353,7 @@ static void check_stream(const uint32_t *ids, size_t n, const char *text, size_t
 
 static void check_text_stream(const char *text, size_t length, unsigned flags,
                               const json_value *item) {
-    tokenizer_ids ids = encode(&t, text, length, flags);
+    token_list ids = encode(&t, text, length, flags);
     uint32_t *bytes = (uint32_t *)test_alloc(length * sizeof *bytes);
     size_t most = length < 60 ? length : 60;
     (void)item;
@@ -354,7 +362,7 @@ static void check_text_stream(const char *text, size_t length, unsigned flags,
     check_stream(bytes, length, text, length, true);
     for (size_t i = 0; i <= most; i++) check_stream(bytes, i, text, i, is_utf8(text, i));
     free(bytes);
-    tokenizer_ids_free(&ids);
+    free_ids(&ids);
 }
 
 static void streams_whole_characters(void) {
@@ -572,10 +580,10 @@ static void takes_other_special_tokens(void) {
              name);
     write_file(directory, "tokenizer_config.json", text, strlen(text));
     if (!tokenizer_open(&other, directory, &e)) give_up(e.text);
-    tokenizer_ids ids = encode(&other, "<a><a<a>", 8, TOKENIZER_SPECIAL);
+    token_list ids = encode(&other, "<a><a<a>", 8, TOKENIZER_SPECIAL);
     CHECK(ids.n == 3 && ids.ids[0] == 2511 && ids.ids[1] == 2510 && ids.ids[2] == 2511);
     CHECK(tokenizer_special(&other, name, &id) && id == 2512);
-    tokenizer_ids_free(&ids);
+    free_ids(&ids);
     tokenizer_close(&other);
     snprintf(path, sizeof path, "%s/tokenizer_config.json", directory);
     remove(path);
@@ -603,10 +611,10 @@ static void takes_lines_in_any_order(void) {
     tokenizer other;
     error e;
     if (!tokenizer_open(&other, directory, &e)) give_up(e.text);
-    tokenizer_ids a = encode(&t, text, strlen(text), 0), b = encode(&other, text, strlen(text), 0);
+    token_list a = encode(&t, text, strlen(text), 0), b = encode(&other, text, strlen(text), 0);
     CHECK(same(&a, &b));
-    tokenizer_ids_free(&a);
-    tokenizer_ids_free(&b);
+    free_ids(&a);
+    free_ids(&b);
     tokenizer_close(&other);
     free(reversed);
     free(model);
@@ -618,18 +626,18 @@ static void survives_without_memory(void) {
     for (size_t i = 0; i < sizeof text; i++) text[i] = "!?#"[i % 3];
     for (bool done = false; !done; needed++) {
         tokenizer other;
-        tokenizer_ids ids = {0};
+        token_list ids = {0};
         error e;
         memset(&e, 0, sizeof e);
         allocations = 0, allocations_allowed = needed;
         bool opened = tokenizer_open(&other, GOLDEN, &e);
-        bool encoded = opened && tokenizer_encode(&other, text, sizeof text, 0, &ids, &e);
+        bool encoded = opened && tokenizer_encode(&other, text, sizeof text, 0, &ids, NULL, &e);
         allocations_allowed = SIZE_MAX;
-        CHECK(encoded || strstr(e.text, "not enough memory"));
+        CHECK(encoded || strstr(e.text, "memory"));
         CHECK(encoded || ids.n == 0);
         if (!opened) CHECK(!other.bytes && !other.spans && !other.slots);
         done = encoded;
-        tokenizer_ids_free(&ids);
+        free_ids(&ids);
         tokenizer_close(&other);
     }
     CHECK(needed > 10);
