@@ -8,6 +8,8 @@
  */
 #define HYBRID_SAVED_IMPLEMENTATION
 #include "saved.h"
+#define TOKENIZER_IMPLEMENTATION
+#include "tokenizer.h"
 
 #include "arguments.h"
 #include "depth.h"
@@ -35,14 +37,14 @@ static const char help[] =
     "\n"
     "input\n"
     "  --tokens FILE       token ids, separated by white space; - is standard input\n"
-    "  --prompt TEXT       the bytes of a text, each the id of its value (this version\n"
-    "                      reads no tokenizer)\n"
+    "  --prompt TEXT       a text, in which names of special tokens are these; without\n"
+    "                      tiktoken.model in MODEL_DIR its bytes, each the id of its value\n"
     "  --split N           feed the input N tokens at a time (default: all at once)\n"
     "\n"
     "output\n"
     "  --generate N        tokens to generate (default 64): ids after --tokens, text after\n"
-    "                      --prompt, where an id above 255 is written <id>. An end-of-text\n"
-    "                      id does not stop it.\n"
+    "                      --prompt, where an id that is no text is written <id>. An\n"
+    "                      end-of-text id does not stop it.\n"
     "  --logits FILE       write float32 logits, little-endian, a row of vocab_size for\n"
     "                      each input token, and generate nothing\n"
     "  --dump-layers FILE  write safetensors: `hidden`, F32 [layers + 1, tokens, hidden],\n"
@@ -171,15 +173,18 @@ static bool parse_arguments(options *o, int argc, char **argv, error *e) {
 
 /* ---- Input ---- */
 
-static bool read_prompt(const options *o, token_list *list, error *e) {
-    if (!tokens_are_bytes(o->model, "--prompt", "--tokens", e)) return false;
+/* The model's tokenizer, if it brings one, stays open for the text that is generated. */
+static bool read_prompt(const options *o, tokenizer *t, token_list *list, error *e) {
+    if (tokenizer_is_in(o->model))
+        return tokenizer_open(t, o->model, e) &&
+               tokenizer_encode(t, o->prompt, strlen(o->prompt), TOKENIZER_SPECIAL, list, NULL, e);
     for (const char *c = o->prompt; *c; c++)
         if (!tokens_append(list, (unsigned char)*c, e)) return false;
     return true;
 }
 
-static bool read_input(const options *o, token_list *list, error *e) {
-    if (!(o->tokens ? tokens_read(o->tokens, false, list, e) : read_prompt(o, list, e)))
+static bool read_input(const options *o, tokenizer *t, token_list *list, error *e) {
+    if (!(o->tokens ? tokens_read(o->tokens, false, list, e) : read_prompt(o, t, list, e)))
         return false;
     return list->n > 0 || error_set(e, "%s: expected a token or more, found none",
                                     o->tokens ? o->tokens : "--prompt");
@@ -278,6 +283,8 @@ typedef struct run {
     hybrid_session session;
     token_list input; /* and with --draft what is generated */
     size_t prompt_tokens;
+    tokenizer tokenizer; /* of a --prompt; closed if the model has none */
+    tokenizer_stream text;
     float *logits; /* [LOGITS_BLOCK][vocab] with --logits, else [draft + 1][vocab] */
     float *hidden; /* [layers + 1][input.n][hidden] with --dump-layers or --show-depth */
     float *depth;  /* [2 layers + 1][input.n][sources] with --show-depth */
@@ -340,7 +347,7 @@ static bool prepare_session(run *r, error *e) {
 
 static bool prepare(run *r, error *e) {
     const options *o = r->o;
-    if (!hybrid_open(&r->model, o->model, e) || !read_input(o, &r->input, e) ||
+    if (!hybrid_open(&r->model, o->model, e) || !read_input(o, &r->tokenizer, &r->input, e) ||
         !prepare_session(r, e))
         return false;
     const hybrid_config *c = &r->model.config;
@@ -371,7 +378,8 @@ static bool prepare(run *r, error *e) {
 static void announce(const run *r) {
     double weights = (double)r->model.mapped_bytes;
     double others = (double)r->other_bytes + (double)(r->model.n_vectors * sizeof(float)) +
-                    (double)(r->input.room * sizeof *r->input.ids);
+                    (double)(r->input.room * sizeof *r->input.ids) +
+                    (double)tokenizer_memory(&r->tokenizer);
     double session = (double)r->session_bytes, workspace = (double)r->workspace_bytes;
     fprintf(stderr,
             "memory: weights %.0f bytes mapped, session %.0f bytes, workspace %.0f bytes, "
@@ -413,15 +421,34 @@ static bool feed(run *r, error *e) {
     return true;
 }
 
-/* A generated token, at once. */
-static void emit(const run *r, uint32_t id, bool first) {
-    if (r->o->tokens)
-        printf("%s%lu", first ? "" : " ", (unsigned long)id);
-    else if (id < 256)
-        putchar((int)id);
+/* The text of a generated token; of a character in several, once it is whole. */
+static void emit_text(run *r, uint32_t id) {
+    bool has_tokenizer = tokenizer_memory(&r->tokenizer) > 0;
+    char byte = (char)(unsigned char)id;
+    size_t length = 1;
+    const char *text = id < 256 ? &byte : NULL;
+    if (has_tokenizer) text = tokenizer_stream_push(&r->text, &r->tokenizer, id, &length);
+    if (text)
+        fwrite(text, 1, length, stdout);
     else
         printf("<%lu>", (unsigned long)id);
+}
+
+/* A generated token, at once. */
+static void emit(run *r, uint32_t id, bool first) {
+    if (r->o->tokens)
+        printf("%s%lu", first ? "" : " ", (unsigned long)id);
+    else
+        emit_text(r, id);
     fflush(stdout);
+}
+
+/* Ends what was generated: a line of ids, but a text is its bytes and no more. */
+static void emit_end(run *r) {
+    size_t length;
+    const char *text = tokenizer_stream_flush(&r->text, &length);
+    fwrite(text, 1, length, stdout);
+    if (r->o->tokens && r->o->generate > 0) putchar('\n');
 }
 
 /* One token after the other. */
@@ -479,7 +506,7 @@ static bool generate_drafting(run *r, error *e) {
 static bool generate(run *r, error *e) {
     double start = seconds();
     if (!(r->o->draft > 0 ? generate_drafting(r, e) : generate_single(r, e))) return false;
-    if (r->o->tokens && r->o->generate > 0) putchar('\n'); /* a text is its bytes and no more */
+    emit_end(r);
     r->generate_seconds = seconds() - start;
     if (fflush(stdout) != 0 || ferror(stdout))
         return error_set(e, "standard output: cannot write: %s", strerror(errno));
@@ -532,6 +559,7 @@ static void release(run *r) {
     hybrid_workspace_close(&r->work);
     parallel_close(&r->pool);
     hybrid_close(&r->model);
+    tokenizer_close(&r->tokenizer);
     free(r->input.ids);
     free(r->logits);
     free(r->hidden);

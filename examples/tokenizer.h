@@ -89,6 +89,7 @@ typedef struct tokenizer {
     struct tokenizeri_span *spans; /* [n_ranks + TOKENIZER_SPECIALS]: where each one's are */
     struct tokenizeri_slot *slots; /* hash table of the ranks */
     size_t mask;                   /* slots less one */
+    size_t n_bytes;                /* allocated for tokens */
     size_t n_ranks;
     size_t longest;                       /* bytes of a rank's token */
     uint32_t byte_ids[256];               /* of the tokens of one byte */
@@ -104,6 +105,9 @@ TOKENIZER_API void tokenizer_close(tokenizer *t);
 
 /* Is there a tokenizer to open? */
 TOKENIZER_API bool tokenizer_is_in(const char *directory);
+
+/* Bytes of memory that an open tokenizer holds beside itself. */
+TOKENIZER_API size_t tokenizer_memory(const tokenizer *t);
 
 /* Ids are below this. */
 TOKENIZER_API size_t tokenizer_count(const tokenizer *t);
@@ -344,7 +348,8 @@ static bool tokenizeri_allocate(tokenizeri_reader *r, size_t lines) {
     while (slots / 2 < lines) slots *= 2;
     t->n_ranks = lines;
     t->mask = slots - 1;
-    t->bytes = (char *)malloc(r->length / 4 * 3 + TOKENIZER_SPECIALS * TOKENIZERI_MAX_NAME);
+    t->n_bytes = r->length / 4 * 3 + TOKENIZER_SPECIALS * TOKENIZERI_MAX_NAME;
+    t->bytes = (char *)malloc(t->n_bytes);
     t->spans = (tokenizeri_span *)calloc(tokenizer_count(t), sizeof *t->spans);
     t->slots = (tokenizeri_slot *)malloc(slots * sizeof *t->slots);
     if (!t->bytes || !t->spans || !t->slots) return tokenizeri_out_of_memory(r->path, r->e);
@@ -531,6 +536,11 @@ TOKENIZER_API bool tokenizer_open(tokenizer *t, const char *directory, error *e)
     for (uint32_t c = 0; c < 128; c++) t->ascii_kinds[c] = (unsigned char)tokenizeri_kind_of(c);
     if (!ok) tokenizer_close(t);
     return ok;
+}
+
+TOKENIZER_API size_t tokenizer_memory(const tokenizer *t) {
+    if (!t->bytes) return 0;
+    return t->n_bytes + tokenizer_count(t) * sizeof *t->spans + (t->mask + 1) * sizeof *t->slots;
 }
 
 TOKENIZER_API void tokenizer_close(tokenizer *t) {

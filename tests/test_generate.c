@@ -596,6 +596,36 @@ static void bad_models(void) {
     free(bytes), free(config);
 }
 
+/* A vocabulary in which byte b is token 255 - b: a prompt is these ids, and what is generated from
+ * them is the text of the ids that --tokens prints. */
+static void prompts_with_a_tokenizer(void) {
+    char directory[300], model[256 * 16];
+    size_t size, n_config, n_model = 0, n_text = 0;
+    temporary("generate-tokenizer", directory);
+    char *bytes = read_file(LINEAR_TINY, "model.safetensors", &size);
+    char *config = read_file(LINEAR_TINY, "config.json", &n_config);
+    for (unsigned b = 0; b < 256; b++) {
+        static const char digits[] =
+            "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        n_model += (size_t)snprintf(model + n_model, sizeof model - n_model, "%c%c== %u\n",
+                                    digits[b >> 2], digits[(b & 3) << 4], 255 - b);
+    }
+    write_file(directory, "model.safetensors", bytes, size);
+    write_file(directory, "config.json", config, n_config);
+    write_file(directory, "tiktoken.model", model, n_model);
+    write_file(work, "tokenized", "158 157 223 60 86", 17); /* "ab " and U+00E9 */
+    outcome ids = run_ok("WORK/../generate-tokenizer --tokens WORK/tokenized --generate 40");
+    outcome text = run_ok("WORK/../generate-tokenizer --prompt 'ab \xc3\xa9' --generate 40");
+    for (char *at = ids.out; *at && *at != '\n'; n_text++) {
+        unsigned long id = strtoul(at, &at, 10);
+        CHECK(n_text < text.n_out && (unsigned char)text.out[n_text] == 255 - id);
+    }
+    CHECK(n_text == 40 && text.n_out == 40);
+    outcome_free(&ids), outcome_free(&text);
+    check_refused("WORK/../generate-tokenizer --prompt 'a[BOS]'", 1, "256");
+    free(bytes), free(config);
+}
+
 static void failed_writes(void) {
     check_refused(LINEAR_TINY " --prompt a --logits WORK/no/such/file", 1, "no/such/file");
     check_failed(LINEAR_TINY " --prompt a --dump-layers WORK/no/such/file", "no/such/file");
@@ -634,6 +664,7 @@ int main(void) {
     TEST(bad_usage);
     TEST(bad_tokens);
     TEST(bad_models);
+    TEST(prompts_with_a_tokenizer);
     TEST(failed_writes);
     return test_summary();
 }
