@@ -23,15 +23,15 @@ static void *test_realloc(void *old, size_t size) {
 #define malloc test_malloc
 #define calloc test_calloc
 #define realloc test_realloc
-#define SAFETENSORS_IMPLEMENTATION /* for model.h */
+#define SAFETENSORS_IMPLEMENTATION /* for program.h */
 #include "../examples/safetensors.h"
+#define PROGRAM "tokenize"
+#include "program.h" /* before there is a type called arguments */
 #define TOKENIZER_IMPLEMENTATION
 #include "../examples/tokenizer.h"
 #undef malloc
 #undef calloc
 #undef realloc
-
-#include "model.h"
 
 #define GOLDEN "tests/golden/tokenizer"
 
@@ -395,7 +395,7 @@ static void streams_whole_characters(void) {
 static char directory[300];
 
 /* Refused with one sentence that names the file and says this. */
-static void check_refused(const char *file, const char *message) {
+static void check_open_refused(const char *file, const char *message) {
     tokenizer bad;
     error e;
     char want[1500];
@@ -471,16 +471,18 @@ static void refuses_bad_lines(void) {
     restore("tokenizer_config.json");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         replace_line(300, cases[i].line, strlen(cases[i].line));
-        check_refused("tiktoken.model", cases[i].message);
+        check_open_refused("tiktoken.model", cases[i].message);
     }
     replace_line(300, "qq\0q 299", 8);
-    check_refused("tiktoken.model", "line 300, column 3: expected a base64 digit or the space "
-                                    "after a token, found byte 0x00");
+    check_open_refused("tiktoken.model", "line 300, column 3: expected a base64 digit or the space "
+                                         "after a token, found byte 0x00");
     replace_line(300, "qqqq 2\0009", 8);
-    check_refused("tiktoken.model",
-                  "line 300, column 7: expected a digit or the end of the line, found byte 0x00");
+    check_open_refused(
+        "tiktoken.model",
+        "line 300, column 7: expected a digit or the end of the line, found byte 0x00");
     replace_line(66, "qqqq 65", 7);
-    check_refused("tiktoken.model", "expected every byte to be a token, found none for byte 0x41");
+    check_open_refused("tiktoken.model",
+                       "expected every byte to be a token, found none for byte 0x41");
 }
 
 /* Lines and files that are long, short or none. */
@@ -491,7 +493,8 @@ static void refuses_bad_sizes(void) {
     memset(line, 'A', huge);
     memcpy(line + huge - 4, " 299", 4);
     replace_line(300, line, huge);
-    check_refused("tiktoken.model", "line 300, token: expected at most 4096 bytes, found 1499997");
+    check_open_refused("tiktoken.model",
+                       "line 300, token: expected at most 4096 bytes, found 1499997");
     memcpy(line + longest, "== 299", 6);
     replace_line(300, line, longest + 6);
     tokenizer with_long;
@@ -500,16 +503,16 @@ static void refuses_bad_sizes(void) {
     tokenizer_close(&with_long);
     free(line);
     write_file(directory, "tiktoken.model", "", 0);
-    check_refused("tiktoken.model", "expected from 1 to 1048576 lines, found 0");
+    check_open_refused("tiktoken.model", "expected from 1 to 1048576 lines, found 0");
     line = (char *)test_alloc(TOKENIZER_MAX_RANKS + 1);
     memset(line, '\n', TOKENIZER_MAX_RANKS + 1);
     write_file(directory, "tiktoken.model", line, TOKENIZER_MAX_RANKS + 1);
-    check_refused("tiktoken.model", "expected from 1 to 1048576 lines, found 1048577");
+    check_open_refused("tiktoken.model", "expected from 1 to 1048576 lines, found 1048577");
     free(line);
     char path[400];
     snprintf(path, sizeof path, "%s/tiktoken.model", directory);
     remove(path);
-    check_refused("tiktoken.model", "file not found");
+    check_open_refused("tiktoken.model", "file not found");
     CHECK(!tokenizer_is_in(directory) && tokenizer_is_in(GOLDEN));
 }
 
@@ -562,7 +565,7 @@ static void refuses_bad_special_tokens(void) {
     restore("tiktoken.model");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_file(directory, "tokenizer_config.json", cases[i].text, strlen(cases[i].text));
-        check_refused("tokenizer_config.json", cases[i].message);
+        check_open_refused("tokenizer_config.json", cases[i].message);
     }
 }
 
@@ -667,10 +670,27 @@ static void open_pairs(void) {
     if (!tokenizer_open(&pairs, directory, &e)) give_up(e.text);
 }
 
+/* ---- The program ---- */
+
+static void prints_ids(void) {
+    write_file(work, "text", "[BOS] \xff\n", 8);
+    outcome o = run_ok(GOLDEN " WORK/text --special --repeat 2");
+    CHECK_MSG(strcmp(o.out, "2500 32 255 10\n") == 0, "%s", o.out);
+    outcome_free(&o);
+    write_file(work, "text", "", 0);
+    o = run_ok(GOLDEN " WORK/text");
+    CHECK(o.n_out == 0);
+    outcome_free(&o);
+    check_refused("no/such/directory WORK/text", 1, "no/such/directory/tiktoken.model: file not");
+    check_refused(GOLDEN, 2, "expected MODEL_DIR and FILE, found 1");
+    check_refused(GOLDEN " WORK/text --repeat 0", 2, "--repeat");
+}
+
 int main(void) {
     error e;
     if (!tokenizer_open(&t, GOLDEN, &e)) give_up(e.text);
     temporary("tokenizer", directory);
+    temporary(PROGRAM, work);
     open_pairs();
     TEST(gives_tiktokens_ids);
     TEST(knows_every_character);
@@ -688,6 +708,7 @@ int main(void) {
     TEST(takes_other_special_tokens);
     TEST(takes_lines_in_any_order);
     TEST(survives_without_memory);
+    TEST(prints_ids);
     tokenizer_close(&pairs);
     tokenizer_close(&t);
     return test_summary();
