@@ -4,7 +4,7 @@
  * ids that tiktoken gives for them with the Kimi pattern: cases.json, written by hand, and
  * mixed.json, drawn from the vocabulary, the bounds of character classes, contractions and names of
  * special tokens. In mixed.json there are also the ids of another vocabulary, of all bytes and all
- * pairs of bytes: with it no end of a piece goes unseen.
+ * pairs of bytes, in whose ids the ends of pieces show.
  */
 #include "test.h"
 
