@@ -699,18 +699,10 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_columns)(const kernels_matrix *a, linea
     KERNELS_(dots_spans)                                                                           \
     (a, type, first, count, b + j * b_stride, b_stride, wide, k, span, add, c + j * c_j, c_i, c_j)
     for (; j + KERNELS_WIDE <= n; j += KERNELS_WIDE) KERNELS_COLUMNS(KERNELS_WIDE);
-    switch (n - j) { /* less than KERNELS_WIDE, which is at most 6 */
-    case 1: KERNELS_COLUMNS(1); break;
-#if KERNELS_WIDE > 2
-    case 2: KERNELS_COLUMNS(2); break;
-#endif
 #if KERNELS_WIDE > 3
-    case 3: KERNELS_COLUMNS(3); break;
-    case 4: KERNELS_COLUMNS(4); break;
-    case 5: KERNELS_COLUMNS(5); break;
+    for (; j + 2 <= n; j += 2) KERNELS_COLUMNS(2);
 #endif
-    default: break;
-    }
+    for (; j < n; j++) KERNELS_COLUMNS(1);
 #undef KERNELS_COLUMNS
 }
 
@@ -721,10 +713,9 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_type)(const kernels_matrix *a, linear_t
                                                size_t c_j) {
     const size_t most = 2 * KERNELS_WIDE;
     for (size_t j = 0; j < n; j += most)
-        for (size_t first = 0; first < m; first += KERNELS_TALL)
-            KERNELS_(dots_columns)
-            (a, type, first, m - first < KERNELS_TALL ? m - first : KERNELS_TALL, b + j * b_stride,
-             b_stride, n - j < most ? n - j : most, k, span, add, c + j * c_j, c_i, c_j);
+        for (size_t first = 0; first < m; first += KERNELS_TALL) KERNELS_(dots_columns)
+    (a, type, first, m - first < KERNELS_TALL ? m - first : KERNELS_TALL, b + j * b_stride,
+     b_stride, n - j < most ? n - j : most, k, span, add, c + j * c_j, c_i, c_j);
 }
 
 KERNELS_KERNEL void KERNELS_(dots)(const kernels_matrix *a, size_t m, const float *b,
