@@ -2192,8 +2192,6 @@ KDA_API kda_result kda_state_copy(const kda_desc *desc, const void *from, void *
     return KDA_OK;
 }
 
-/* Element i of a state. */
-
 KDA_API int kda_state_is_finite(const kda_desc *desc, const void *state) {
     if (kdai_check_state(desc, state) != KDA_OK) return 0;
     size_t n = desc->n_heads * desc->dim_v * desc->dim_k;

@@ -450,7 +450,7 @@ static inline double stack_true_conv(const stack *s, const float *weight, size_t
     return sum * reference_sigmoid(sum);
 }
 
-/* One step of one head of the first sequence; v receives the output, other rows are working space.
+/* One step of one head of the first sequence, its output into o; the other rows are working space.
  * state: [dim][dim], key-major. */
 static inline void stack_true_step(const stack *s, size_t t, size_t head, double *state, double *q,
                                    double *k, double *v, double *g, double *o) {

@@ -38,7 +38,7 @@ typedef struct kernels {
     void (*expand)(const kernels_matrix *a, size_t n, float *out);
 
     /* c[i * c_i + j * c_j] = a_i . b_j over k elements, for rows i < m of a and j < n of b; `add`:
-     * added to what is in c. b_j = b + j * b_stride. span: a multiple of 32. */
+     * added to what is in c. b_j = b + j * b_stride. span: of MXFP4 a multiple of its group. */
     void (*dots)(const kernels_matrix *a, size_t m, const float *b, size_t b_stride, size_t n,
                  size_t k, size_t span, bool add, float *c, size_t c_i, size_t c_j);
 
@@ -800,7 +800,7 @@ KERNELS_KERNEL void KERNELS_(mix)(const float *p, size_t p_stride, size_t m, con
 /* ---- softmax ---- */
 
 /* exp(x) for x <= 0 in the way of kda_exp, but that below -87 (1.6e-38) it stays what it is there:
- * beside the tile's largest weight, which is 1, nothing. NaN stays NaN. */
+ * beside the row's largest weight so far, which is 1, nothing. NaN stays NaN. */
 KERNELS_KERNEL_INLINE KERNELS_VEC KERNELS_(exp)(KERNELS_VEC x) {
     KERNELS_VEC magic = KERNELS_(set)(0x1.8p23f); /* leaves no bits for a fraction */
     x = KERNELS_(max)(KERNELS_(set)(-87.0f), x);
