@@ -16,7 +16,8 @@
  *
  * THE FILE
  *   Numbers are little-endian and unsigned; a checksum is kda.h's: for each 8 bytes,
- *   sum = (sum ^ word) * 0x9e3779b97f4a7c15, then sum ^= sum >> 32.
+ *   sum = (sum ^ word) * 0x9e3779b97f4a7c15, then sum ^= sum >> 32. States, windows and rows of a
+ *   layer are summed one after another, each filled up with zeros to whole words.
  *
  *        0   8 bytes   "KDASESSN"
  *        8   8 bytes   version of the format, 1
