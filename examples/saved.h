@@ -23,7 +23,7 @@
  *        8   8 bytes   version of the format, 1
  *       16   9 fields of 8 bytes: n_layers, hidden_size, kda_heads, kda_head_dim, conv_width,
  *            kv_lora_rank, qk_rope_head_dim, type of the cache (LINEAR_F32, ...), a fingerprint of
- *            the model's weights
+ *            the model's weights: all vectors, a sample of each matrix
  *       88   8 bytes   tokens read
  *       96   1024 bytes, a byte a layer: 1 KDA, 2 full attention, 0 past the last
  *     1120   8 bytes   checksum of all before it
@@ -134,9 +134,42 @@ typedef struct hybridi_header {
 #define HYBRIDI_HEADER_BYTES (16 + 8 * HYBRIDI_N_FIELDS + 8 + HYBRID_MAX_LAYERS + 8)
 static const char hybridi_magic[9] = "KDASESSN";
 
-/* Models that differ in training differ in their norms and decays. */
+/* Bytes of each matrix that count: so no more than a page of each is read. */
+#define HYBRIDI_SAMPLE 64
+
+/* Nothing where the matrix is absent. */
+static uint64_t hybridi_sum_matrix(uint64_t sum, const linear *w) {
+    size_t bytes = w->rows * linear_row_bytes(w->type, w->cols);
+    size_t n = bytes < HYBRIDI_SAMPLE ? bytes : HYBRIDI_SAMPLE;
+    return w->type ? hybridi_checksum(sum + w->type, w->data + (bytes - n) / 2, n) : sum;
+}
+
+static uint64_t hybridi_sum_layer(uint64_t sum, const hybrid_layer *layer) {
+    const hybrid_kda *kda = &layer->kda;
+    const mla_weights *mla = &layer->mla;
+    const hybrid_moe *moe = &layer->moe;
+    const hybrid_glu *units[] = {&layer->dense, &moe->shared, moe->experts};
+    const linear *matrices[] = {
+        &kda->q,   &kda->k, &kda->v,      &kda->f_a,         &kda->f_b,      &kda->b,    &kda->g_a,
+        &kda->g_b, &kda->g, &kda->o,      &mla->q_a,         &mla->q,        &mla->kv_a, &mla->kv_b,
+        &mla->g,   &mla->o, &moe->router, &moe->latent_down, &moe->latent_up};
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++)
+        sum = hybridi_sum_matrix(sum, matrices[i]);
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        if (!units[i]) continue; /* of the experts the first one stands for all */
+        sum = hybridi_sum_matrix(sum, &units[i]->gate);
+        sum = hybridi_sum_matrix(sum, &units[i]->up);
+        sum = hybridi_sum_matrix(sum, &units[i]->down);
+    }
+    return sum;
+}
+
+/* All norms and decays, and a sample of each matrix: training may leave the former as they are. */
 static uint64_t hybridi_fingerprint(const hybrid_model *model) {
-    uint64_t sum = model->n_vectors;
+    uint64_t sum = hybridi_sum_matrix(model->n_vectors, &model->embed);
+    sum = hybridi_sum_matrix(sum, &model->head);
+    for (size_t i = 0; i < model->config.n_layers; i++)
+        sum = hybridi_sum_layer(sum, &model->layers[i]);
     for (size_t i = 0; i < model->n_vectors; i++) {
         unsigned char bytes[4];
         hybridi_put_numbers(bytes, model->vectors + i, 1, 4);

@@ -603,10 +603,29 @@ static void other_sessions_are_refused_by_name(void) {
     end_saving(&s);
 }
 
+/* A matrix of the model with every byte another. */
+static void check_matrix_counts(saving *s, linear *w) {
+    size_t bytes = w->rows * linear_row_bytes(w->type, w->cols);
+    const unsigned char *data = w->data;
+    unsigned char *other = (unsigned char *)test_alloc(bytes);
+    for (size_t i = 0; i < bytes; i++) other[i] = data[i] ^ 1;
+    w->data = other;
+    check_load_refused(s, s->size, "session of this model");
+    w->data = data;
+    free(other);
+}
+
 /* Same dimensions, other weights. */
 static void another_training_is_told_apart(void) {
     saving s;
     begin_saving(&s);
+    check_matrix_counts(&s, &s.model.embed);
+    for (size_t i = 0; i < s.model.config.n_layers; i++) {
+        hybrid_layer *layer = &s.model.layers[i];
+        check_matrix_counts(&s, s.model.config.is_kda[i] ? &layer->kda.f_b : &layer->mla.kv_b);
+        check_matrix_counts(&s, hybrid_is_moe(&s.model.config, i) ? &layer->moe.router
+                                                                  : &layer->dense.down);
+    }
     float *vectors = s.model.vectors;
     vectors[s.model.n_vectors - 1] += 1;
     check_load_refused(&s, s.size, "session of this model");
