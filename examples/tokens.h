@@ -42,13 +42,17 @@ TOKENS_API bool tokens_append(token_list *list, uint32_t id, error *e) {
     return true;
 }
 
-/* Reads up to the end of a word, at most size - 1 bytes of it; 0 at the end of the file. */
+/* Reads up to the end of a word; 0 at the end of the file. Of one that is too long the last byte
+ * kept is '?', so that it is no number whatever follows. */
 static size_t tokensi_word(FILE *file, char *word, size_t size) {
     size_t n = 0;
     int c = getc(file);
     while (c == ' ' || (c >= '\t' && c <= '\r')) c = getc(file);
     for (; c != EOF && c != ' ' && !(c >= '\t' && c <= '\r'); c = getc(file))
-        if (n + 1 < size) word[n++] = (char)(c ? c : '?');
+        if (n + 1 < size)
+            word[n++] = (char)(c ? c : '?');
+        else
+            word[n - 1] = '?';
     word[n] = '\0';
     return n;
 }

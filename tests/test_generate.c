@@ -549,6 +549,8 @@ static void bad_tokens(void) {
     check_refused(LINEAR_TINY " --tokens WORK/bad", 1, "\"-2\"");
     write_file(work, "bad", "99999999999999999999999999999999999999999", 41);
     check_refused(LINEAR_TINY " --tokens WORK/bad", 1, "token 1");
+    write_file(work, "bad", "0000000000000000000000000000001garbage", 38); /* 31 digits first */
+    check_refused(LINEAR_TINY " --tokens WORK/bad", 1, "token 1");
     write_file(work, "bad", "12\0003", 4);
     check_refused(LINEAR_TINY " --tokens WORK/bad", 1, "token 1");
     write_file(work, "bad", " \n", 2);
