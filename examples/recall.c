@@ -11,8 +11,9 @@
  * Keys are distinct; behind the separator each comes once, in random order, followed by its value.
  * An answer is the most likely of all tokens when the model has read the key. Every model gets the
  * same sequences. Chance is what a model can do that tells keys from values and forgets which
- * belong together: guessing among the values not yet asked for is right with probability
- * (1 + 1/2 + ... + 1/N) / N.
+ * belong together: it answers with the value of any pair not yet asked for, which is the right pair
+ * with probability h = (1 + 1/2 + ... + 1/N) / N, and otherwise one whose value, drawn from 128, is
+ * the same with probability 1/128: h + (1 - h) / 128.
  *
  * Exit status: 0, or 1 for bad input, or 2 for bad usage, with one line on stderr.
  */
@@ -104,7 +105,8 @@ static void make_sequence(random_state *random, size_t pairs, uint32_t *ids) {
 static double chance(size_t pairs) {
     double sum = 0;
     for (size_t i = 1; i <= pairs; i++) sum += 1 / (double)i;
-    return sum / (double)pairs;
+    double pair = sum / (double)pairs;
+    return pair + (1 - pair) / N_VALUES;
 }
 
 /* ---- Models ---- */

@@ -32,7 +32,8 @@ static void shipped_models(void) {
     CHECK(row_of(o.out, "Bytes", 128, bytes) == 3);
     double harmonic = 0;
     for (int i = 1; i <= 128; i++) harmonic += 1.0 / i;
-    CHECK_AT_MOST("chance", fabs(accuracy[0] - harmonic / 128), 5e-4);
+    /* The pair that is asked for, or another of the same of 128 values. */
+    CHECK_AT_MOST("chance", fabs(accuracy[0] - (harmonic / 128 * 127 / 128 + 1.0 / 128)), 5e-4);
     CHECK(accuracy[1] >= 0.99 && accuracy[1] <= 1);
     CHECK(accuracy[2] >= 0.5 && accuracy[2] <= 0.9);
     /* A KDA layer: 4 states of 16 x 16, and 3 tokens of 3 x 64 channels. MLA: 48 for a token. */
@@ -113,7 +114,7 @@ static void a_spoilt_model_is_near_chance(void) {
     write_file(directory, "config.json", config, n_config);
     outcome o = run_ok("WORK/../recall-spoilt --pairs 64 --queries 1024");
     CHECK(row_of(o.out, "Accuracy", 64, accuracy) == 2);
-    CHECK_AT_MOST("a spoilt model", accuracy[1], 0.074);
+    CHECK_AT_MOST("a spoilt model", accuracy[1], 0.081);
     outcome_free(&o);
     free(bytes), free(config);
 }
