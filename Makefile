@@ -9,6 +9,11 @@ CXX     ?= c++
 CFLAGS  ?= -O2
 BUILD   ?= build
 
+# All processors compile, unless the command line says how many.
+ifeq ($(filter -j% --jobs%,$(MAKEFLAGS)),)
+MAKEFLAGS += -j$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+endif
+
 # The strictest list that the headers promise to pass; what CI turns into errors.
 WARNINGS := -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wdouble-promotion -Wcast-qual
 C_FLAGS  := -std=c11 -D_POSIX_C_SOURCE=200809L $(WARNINGS) -Wstrict-prototypes $(CFLAGS)
