@@ -112,15 +112,8 @@ static bool read_isa(const char *name, const char *text, void *place, error *e) 
 }
 
 static bool read_cache(const char *name, const char *text, void *place, error *e) {
-    static const struct {
-        const char *name;
-        linear_type type;
-    } caches[] = {{"f32", LINEAR_F32}, {"f16", LINEAR_F16}, {"bf16", LINEAR_BF16}};
-    for (size_t i = 0; i < sizeof caches / sizeof *caches; i++)
-        if (strcmp(text, caches[i].name) == 0) {
-            *(linear_type *)place = caches[i].type;
-            return true;
-        }
+    linear_type *type = (linear_type *)place;
+    if (linear_type_of(text, type) && *type != LINEAR_MXFP4) return true;
     return error_set(e, "%s: expected f32, f16 or bf16, found \"%.40s\"", name, text);
 }
 

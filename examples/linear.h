@@ -61,6 +61,11 @@ typedef struct linear_run {
     bool bf16_dots; /* let attention over a bf16 cache round its queries and weights to bf16 too */
 } linear_run;
 
+/* "f32", "f16", "bf16", "mxfp4"; "unknown" for a value that is no type. And back: false for a text
+ * that is none of these. */
+LINEAR_API const char *linear_type_name(linear_type type);
+LINEAR_API bool linear_type_of(const char *name, linear_type *type);
+
 /* Bytes of one row of `cols` elements in `data`; 0 for an unknown type. */
 LINEAR_API size_t linear_row_bytes(linear_type type, size_t cols);
 
@@ -111,6 +116,24 @@ LINEAR_API void linear_rms_norm(const float *weight, float eps, size_t dim, cons
 #include <math.h>
 #include <string.h>
 
+/* ---- Names ---- */
+
+static const char *const lineari_names[] = {"unknown", "f32", "f16", "bf16", "mxfp4"};
+
+LINEAR_API const char *linear_type_name(linear_type type) {
+    size_t known = sizeof lineari_names / sizeof *lineari_names;
+    return lineari_names[(size_t)type < known ? (size_t)type : 0];
+}
+
+LINEAR_API bool linear_type_of(const char *name, linear_type *type) {
+    for (int i = LINEAR_F32; i <= LINEAR_MXFP4; i++)
+        if (strcmp(name, lineari_names[i]) == 0) {
+            *type = (linear_type)i;
+            return true;
+        }
+    return false;
+}
+
 /* ---- One number ---- */
 
 static float lineari_from_bits(uint32_t bits) {
@@ -142,7 +165,8 @@ static float lineari_e8m0(unsigned exponent) {
 #define LINEARI_1(n) (uint32_t)(n) << 23 | (uint32_t)((n) == 0 || (n) == 255) << 22
 #define LINEARI_4(n) LINEARI_1(n), LINEARI_1((n) + 1), LINEARI_1((n) + 2), LINEARI_1((n) + 3)
 #define LINEARI_16(n) LINEARI_4(n), LINEARI_4((n) + 4), LINEARI_4((n) + 8), LINEARI_4((n) + 12)
-#define LINEARI_64(n) LINEARI_16(n), LINEARI_16((n) + 16), LINEARI_16((n) + 32), LINEARI_16((n) + 48)
+#define LINEARI_64(n)                                                                              \
+    LINEARI_16(n), LINEARI_16((n) + 16), LINEARI_16((n) + 32), LINEARI_16((n) + 48)
     static const uint32_t bits[256] = {LINEARI_64(0), LINEARI_64(64), LINEARI_64(128),
                                        LINEARI_64(192)};
 #undef LINEARI_1
@@ -191,14 +215,10 @@ LINEAR_API uint16_t linear_to_f16(float x) {
 
 LINEAR_API size_t linear_row_bytes(linear_type type, size_t cols) {
     switch (type) {
-    case LINEAR_F32:
-        return cols * 4;
-    case LINEAR_F16:
-        return cols * 2;
-    case LINEAR_BF16:
-        return cols * 2;
-    case LINEAR_MXFP4:
-        return cols / 2;
+    case LINEAR_F32: return cols * 4;
+    case LINEAR_F16: return cols * 2;
+    case LINEAR_BF16: return cols * 2;
+    case LINEAR_MXFP4: return cols / 2;
     }
     return 0;
 }
@@ -324,8 +344,7 @@ LINEAR_API void linear_rms_norm(const float *weight, float eps, size_t dim, cons
         const float *in = x + t * x_stride;
         float *out = y + t * y_stride;
         float inverse = 1.0f / sqrtf(linear_dot(in, in, dim) / (float)dim + eps);
-        for (size_t i = 0; i < dim; i++)
-            out[i] = in[i] * inverse * weight[i];
+        for (size_t i = 0; i < dim; i++) out[i] = in[i] * inverse * weight[i];
     }
 }
 

@@ -234,10 +234,7 @@ static bool hybridi_read_header(FILE *file, const char *path, hybridi_header *he
 }
 
 static const char *hybridi_cache_name(uint64_t type) {
-    return type == LINEAR_F32    ? "f32"
-           : type == LINEAR_F16  ? "f16"
-           : type == LINEAR_BF16 ? "bf16"
-                                 : "an unknown one";
+    return linear_type_name(type <= LINEAR_MXFP4 ? (linear_type)type : (linear_type)0);
 }
 
 /* Is it a file for this session? */
@@ -381,9 +378,11 @@ HYBRID_API bool hybrid_saved_tokens(const char *path, size_t *n_tokens, error *e
     bool ok = hybridi_read_header(file, path, &header, e);
     fclose(file);
     if (!ok) return false;
+    if (header.n_tokens >= SIZE_MAX / 4)
+        return error_set(e, "%s: expected fewer tokens, found %llu", path,
+                         (unsigned long long)header.n_tokens);
     *n_tokens = (size_t)header.n_tokens;
-    return header.n_tokens < SIZE_MAX / 4 || error_set(e, "%s: expected fewer tokens, found %llu",
-                                                       path, (unsigned long long)header.n_tokens);
+    return true;
 }
 
 #endif

@@ -263,7 +263,16 @@ static void rms_norm(void) {
     CHECK(memcmp(x, y, sizeof x) == 0);
 }
 
+static void names(void) {
+    linear_type type = LINEAR_F16;
+    for (int i = LINEAR_F32; i <= LINEAR_MXFP4; i++)
+        CHECK(linear_type_of(linear_type_name((linear_type)i), &type) && (int)type == i);
+    CHECK(!linear_type_of("f64", &type) && !linear_type_of("unknown", &type));
+    CHECK(strcmp(linear_type_name((linear_type)0), linear_type_name((linear_type)9)) == 0);
+}
+
 int main(void) {
+    TEST(names);
     TEST(every_f16);
     TEST(every_bf16);
     TEST(every_mxfp4);
