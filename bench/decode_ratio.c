@@ -248,9 +248,11 @@ static void choose_defaults(suite *s) {
     if (!(s->budget > 0)) s->budget = total;
     if (s->shape.full > s->shape.layers) bench_usage_error(&s->b, "--full:", "more than layers");
     s->cache_level = last_level_cache();
-    FILE *svg_file = s->svg_name ? fopen(s->svg_name, "w") : NULL;
-    if (s->svg_name && !svg_file) bench_usage_error(&s->b, "cannot write", s->svg_name);
-    if (svg_file) fclose(svg_file); /* better now than after minutes */
+    output picture; /* whether there can be one: better now than after minutes */
+    error e;
+    if (s->svg_name && !output_open(&picture, s->svg_name, &e))
+        bench_usage_error(&s->b, "cannot write", s->svg_name);
+    if (s->svg_name) output_close(&picture, false, &e);
 }
 
 /* ==== Measuring ================================================================================ */

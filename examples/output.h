@@ -13,7 +13,6 @@
 #define OUTPUT_H
 
 #include "error.h"
-#include "json.h" /* JSON_POSIX */
 
 #include <errno.h>
 #include <stdbool.h>
@@ -21,8 +20,12 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#if JSON_POSIX
+
+#if defined(__unix__) || defined(__APPLE__)
+#define OUTPUT_POSIX 1
 #include <sys/stat.h>
+#else
+#define OUTPUT_POSIX 0
 #endif
 
 #if defined(__GNUC__)
@@ -38,7 +41,7 @@ typedef struct output {
 } output;
 
 static bool outputi_is_special(const char *path) {
-#if JSON_POSIX
+#if OUTPUT_POSIX
     struct stat status;
     return stat(path, &status) == 0 && !S_ISREG(status.st_mode);
 #else

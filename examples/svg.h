@@ -19,6 +19,7 @@
 #define SVG_H
 
 #include "error.h"
+#include "output.h"
 
 #include <errno.h>
 #include <math.h>
@@ -66,11 +67,12 @@ typedef struct svg_chart {
 } svg_chart;
 
 typedef struct svg {
-    FILE *file;
-    const char *path; /* of the caller, valid until svg_close */
+    output out; /* the picture appears under its name when it is complete */
+    FILE *file; /* of out */
 } svg;
 
-/* Begins a picture of width x height units, with a title for those who cannot see it. */
+/* Begins a picture of width x height units, with a title for those who cannot see it. The path must
+ * live as long as the picture. */
 SVG_API bool svg_open(svg *s, const char *path, double width, double height, const char *title,
                       error *e);
 
@@ -349,9 +351,8 @@ static void svgi_put_colours(svg *s, const svgi_colours *colours) {
 
 SVG_API bool svg_open(svg *s, const char *path, double width, double height, const char *title,
                       error *e) {
-    s->path = path;
-    s->file = fopen(path, "w");
-    if (!s->file) return error_set(e, "%s: cannot write: %s", path, strerror(errno));
+    if (!output_open(&s->out, path, e)) return false;
+    s->file = s->out.file;
     fprintf(s->file,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" width=\"%.0f\" height=\"%.0f\""
             " viewBox=\"0 0 %.0f %.0f\">\n<title>",
@@ -370,10 +371,10 @@ SVG_API bool svg_open(svg *s, const char *path, double width, double height, con
 
 SVG_API bool svg_close(svg *s, error *e) {
     fputs("</svg>\n", s->file);
-    bool written = !ferror(s->file);
-    if (fclose(s->file) != 0) written = false;
+    bool written = fflush(s->file) == 0 && !ferror(s->file);
+    if (!written) error_set(e, "%s: cannot write: %s", s->out.part, strerror(errno));
     s->file = NULL;
-    return written || error_set(e, "%s: cannot write all of it", s->path);
+    return output_close(&s->out, written, e);
 }
 
 #endif

@@ -260,7 +260,7 @@ static void files_that_cannot_be_written(void) {
     svg s;
     error e;
     CHECK(!svg_open(&s, "/tmp/no such directory/x.svg", 10, 10, "", &e));
-    CHECK(strstr(e.text, "/tmp/no such directory/x.svg: cannot write") == e.text);
+    CHECK(strstr(e.text, "/tmp/no such directory/x.svg.part: cannot write") == e.text);
     if (access("/dev/full", W_OK) != 0) {
         test_skip("no /dev/full here");
         return;
