@@ -33,7 +33,7 @@ help:  ## list the targets
 TEXT_MODEL := examples/models/text-attnres
 
 demo: $(BUILD)/generate  ## go on with a text, and show what the context's memory costs
-	@$(BUILD)/generate $(TEXT_MODEL) --prompt "And it came to pass in those days, that " --generate 400 --temperature 0.6; echo
+	@$(BUILD)/generate $(TEXT_MODEL) --prompt "And it came to pass in those days, that " --generate 400 --temperature 0.6 && echo
 	@echo; echo "The same model with a context of 100,000 bytes:"
 	@$(BUILD)/generate $(TEXT_MODEL) --prompt "And it came to pass" --generate 8 --context 100000 --temperature 0.6 >/dev/null
 

@@ -135,8 +135,8 @@ LINEAR_API void mla_forward(const linear_run *run, const mla_desc *desc, const m
 
 /* ---- Scratch ---- */
 
-#define MLAI_ROWS                                                                                  \
-    64 /* of queries that go over the keys together, unless one token has more heads */
+/* Rows of queries that go over the keys together, unless one token has more heads. */
+#define MLAI_ROWS 64
 
 /* What a thread works in. */
 typedef struct mlai_worker {
