@@ -95,7 +95,7 @@ typedef struct hybrid_session_options {
     size_t capacity;   /* tokens that the session can read in all */
     linear_type cache; /* elements of the latent cache: LINEAR_F32 (0 means that), LINEAR_F16 or
                           LINEAR_BF16 */
-    size_t max_draft;  /* tokens of a hybrid_verify at most: each layer's journal has room for them */
+    size_t max_draft;  /* tokens of a hybrid_verify at most: what each layer's journal holds */
 } hybrid_session_options;
 
 /* What a layer keeps between calls. */
@@ -128,7 +128,7 @@ HYBRID_API void hybrid_session_close(hybrid_session *session);
 HYBRID_API bool hybrid_session_reset(hybrid_session *session, error *e);
 
 /* Makes the session one that has read n_tokens tokens, with states, windows and latents that a
- * seeded generator chose: what a context of that length costs can be measured without reading one. */
+ * seeded generator chose: to measure what a context of that length costs without reading one. */
 HYBRID_API bool hybrid_session_fill(hybrid_session *session, size_t n_tokens, uint64_t seed,
                                     error *e);
 
