@@ -47,18 +47,21 @@ typedef struct product {
     float *x, *y; /* [n][cols], [n][rows] */
 } product;
 
+#define GROUP 64 /* elements of integer weights that share a scale */
+
 /* Random bytes that are no infinity and no NaN in any type. */
 static void fill_weights(product *p, linear_type type) {
     size_t elements = p->w.rows * p->w.cols, data = p->w.rows * linear_row_bytes(type, p->w.cols);
     float *x = bench_floats(4096);
     bench_fill(x, 4096, 5, -1, 1);
-    p->n_bytes = data + (type == LINEAR_MXFP4 ? elements / LINEAR_MXFP4_GROUP : 0);
+    p->w.scale_type = LINEAR_BF16, p->w.group = GROUP;
+    p->n_bytes = linear_bytes(&p->w);
     p->bytes = (unsigned char *)bench_alloc(p->n_bytes);
     p->w.data = p->bytes;
-    if (type == LINEAR_MXFP4) {
-        p->w.scale = p->bytes + data;
+    if (!linear_is_plain(type)) {
+        p->w.scale = p->bytes + data; /* bf16 numbers of bytes 0x3c are 0.0115 */
         for (size_t i = 0; i < data; i++) p->bytes[i] = (unsigned char)(i * 2654435761u >> 13);
-        memset(p->bytes + data, 120, p->n_bytes - data);
+        memset(p->bytes + data, type == LINEAR_MXFP4 ? 120 : 0x3c, p->n_bytes - data);
     } else {
         for (size_t i = 0; i < elements; i += 4096) {
             size_t n = elements - i < 4096 ? elements - i : 4096;
@@ -154,8 +157,7 @@ static double attention_error(const attention *a) {
         double max = -HUGE_VAL, sum = 0;
         for (size_t pass = 0; pass < 2; pass++) {
             for (size_t j = 0; j < n_keys; j++) {
-                linear cached = {d->cache, n_keys, width, (const unsigned char *)a->seq.cache,
-                                 NULL};
+                linear cached = linear_plain(d->cache, n_keys, width, a->seq.cache);
                 linear_expand(&cached, j, 0, width, key);
                 if (pass == 0) {
                     for (size_t i = 0; i < width; i++) score[j] += (double)q[i] * (double)key[i];
@@ -279,11 +281,14 @@ static const group groups[] = {
     {{"linear-f16-1", dense, 1, FULL_RUNS}, LINEAR_F16, 18432, 2304, 1},
     {{"linear-f32-1", dense, 1, FULL_RUNS}, LINEAR_F32, 18432, 2304, 1},
     {{"linear-mxfp4-1", dense, 1, ONE_QUICK}, LINEAR_MXFP4, 36864, 2304, 1},
+    {{"linear-int8-1", dense, 1, ONE_QUICK}, LINEAR_INT8, 36864, 2304, 1},
+    {{"linear-uint4-1", dense, 1, ONE_QUICK}, LINEAR_UINT4, 73728, 2304, 1},
     {{"linear-bf16-4", dense, 1, FULL_RUNS}, LINEAR_BF16, 4096, 2304, 4},
     {{"linear-bf16-16", dense, 1, FULL_RUNS}, LINEAR_BF16, 4096, 2304, 16},
     {{"linear-bf16-128", dense, 1, ONE_QUICK}, LINEAR_BF16, 4096, 2304, 128},
     {{"linear-bf16-512", dense, 1, FULL_RUNS}, LINEAR_BF16, 4096, 2304, 512},
     {{"linear-mxfp4-128", dense, 1, FULL_RUNS}, LINEAR_MXFP4, 4096, 2304, 128},
+    {{"linear-uint4-128", dense, 1, FULL_RUNS}, LINEAR_UINT4, 4096, 2304, 128},
     /* of mla: cache type, heads, keys, tokens; -dots: with products of bf16 */
     {{"mla-bf16-4096", mla, 1, FULL_RUNS}, LINEAR_BF16, 32, 4096, 1},
     {{"mla-bf16-32768", mla, 1, ONE_QUICK}, LINEAR_BF16, 32, 32768, 1},

@@ -5,7 +5,8 @@
  *     #define HYBRID_CONFIG_IMPLEMENTATION
  *     #include "config.h"
  *
- * What the file asks for and this version lacks is refused by name.
+ * What the file asks for and this version lacks is refused by name. How the weights are stored, the
+ * key quantization_config, is for quantization.h.
  *
  * Every function is static: this header is for programs of one source file.
  */
@@ -303,16 +304,6 @@ static void hybridi_read_activation(hybridi_reader *r, hybrid_config *c) {
     }
 }
 
-static void hybridi_read_quantization(hybridi_reader *outer) {
-    if (hybridi_absent(outer, "quantization_config")) return;
-    hybridi_reader r = hybridi_inner(outer, "quantization_config");
-    if (!json_string_is(hybridi_key(&r, "quant_method"), "compressed-tensors"))
-        hybridi_expected(&r, "quant_method", "\"compressed-tensors\"");
-    if (!json_string_is(hybridi_key(&r, "format"), "mxfp4-pack-quantized"))
-        hybridi_expected(&r, "format", "\"mxfp4-pack-quantized\"");
-    outer->failed = r.failed;
-}
-
 static void hybridi_read_config(hybridi_reader *r, hybrid_config *c) {
     c->vocab_size = hybridi_size(r, "vocab_size", 1, HYBRID_MAX_DIM);
     c->hidden_size = hybridi_size(r, "hidden_size", 1, HYBRID_MAX_DIM);
@@ -329,7 +320,6 @@ static void hybridi_read_config(hybridi_reader *r, hybrid_config *c) {
     hybridi_read_mla(r, c);
     hybridi_read_kda(r, c);
     hybridi_read_moe(r, c);
-    hybridi_read_quantization(r);
 }
 
 HYBRID_API bool hybrid_config_parse(hybrid_config *config, const char *file, const char *text,
@@ -342,7 +332,6 @@ HYBRID_API bool hybrid_config_parse(hybrid_config *config, const char *file, con
         r.failed = true;
         error_set(e, "%s: expected an object, found %s", file, json_kind_name(r.object));
     } else if (json_kind_of(hybridi_key(&r, "text_config")) != JSON_NOTHING) {
-        hybridi_read_quantization(&r); /* some releases state it outside */
         r = hybridi_inner(&r, "text_config");
     }
     if (!r.failed) hybridi_read_config(&r, config);

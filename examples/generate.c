@@ -113,7 +113,7 @@ static bool read_isa(const char *name, const char *text, void *place, error *e) 
 
 static bool read_cache(const char *name, const char *text, void *place, error *e) {
     linear_type *type = (linear_type *)place;
-    if (linear_type_of(text, type) && *type != LINEAR_MXFP4) return true;
+    if (linear_type_of(text, type) && linear_is_plain(*type)) return true;
     return error_set(e, "%s: expected f32, f16 or bf16, found \"%.40s\"", name, text);
 }
 

@@ -22,23 +22,32 @@
 #include <stdint.h>
 #include <string.h>
 
-/* A matrix [rows][..] of some element type: what a pointer to its first row needs to find others. */
+/* A matrix [rows][..] of some element type, or some rows and columns of a larger one. */
 typedef struct kernels_matrix {
     linear_type type;
-    const unsigned char *data;    /* little-endian, at any alignment */
-    const unsigned char *scale;   /* MXFP4: one byte for each 32 elements; else null */
-    size_t row_bytes, row_scales; /* from row to row, of data and of scale */
+    const unsigned char *data; /* of the first row and column; little-endian, at any alignment */
+    size_t row_bytes;          /* from row to row of data */
+
+    /* Of quantised types, as linear.h lays them out for the whole matrix. */
+    const unsigned char *scale, *zero; /* zero: null for none */
+    linear_type scale_type;            /* not of MXFP4, whose scales are bytes */
+    const signed char *table;          /* what the 16 codes of 4 bits stand for */
+    unsigned char flip;                /* makes a code of 8 bits a signed byte by exclusive or */
+    size_t group, groups;              /* elements of a group; groups of a row */
+    size_t first_row, first_col;       /* of this part, in scale */
+    size_t first_zero;                 /* the first row in zero */
 } kernels_matrix;
 
 /* One set. Every array of floats may have any alignment. */
 typedef struct kernels {
     kda_isa isa;
 
-    /* out[i] = element i of row 0, i < n; from a multiple of the MXFP4 group on. */
+    /* out[i] = element i of row 0, i < n. Of a quantised type groups and first_col are multiples of
+     * LINEAR_BLOCK, or one group is a row: so in dots. */
     void (*expand)(const kernels_matrix *a, size_t n, float *out);
 
     /* c[i * c_i + j * c_j] = a_i . b_j over k elements, for rows i < m of a and j < n of b; `add`:
-     * added to what is in c. b_j = b + j * b_stride. span: of MXFP4 a multiple of its group. */
+     * added to what is in c. b_j = b + j * b_stride. span: if quantised, of LINEAR_BLOCK. */
     void (*dots)(const kernels_matrix *a, size_t m, const float *b, size_t b_stride, size_t n,
                  size_t k, size_t span, bool add, float *c, size_t c_i, size_t c_j);
 
@@ -80,9 +89,36 @@ LINEAR_API const kernels_bf16 *kernels_bf16_of(kda_isa isa);
 /* The set of that name, or the best for KDA_ISA_AUTO and for one that is not there. */
 static const kernels *kernels_of(kda_isa isa);
 
-/* ---- Vectors of plain C: four floats, which compilers turn into what the target has ---- */
-
 #define KERNELS_INLINE static inline __attribute__((always_inline))
+
+KERNELS_INLINE kernels_matrix kernels_plain(linear_type type, const void *data, size_t row_bytes) {
+    kernels_matrix a;
+    memset(&a, 0, sizeof a);
+    a.type = type, a.data = (const unsigned char *)data, a.row_bytes = row_bytes;
+    return a;
+}
+
+/* Scale and zero of a row of this part and a group of the whole matrix, for codes as `table` and
+ * `flip` read them. */
+KERNELS_INLINE float kernelsi_scale(const kernels_matrix *a, size_t row, size_t group) {
+    size_t at = (a->first_row + row) * a->groups + group;
+    if (a->type == LINEAR_MXFP4) return 0.5f * lineari_e8m0(a->scale[at]);
+    if (a->scale_type == LINEAR_BF16) return linear_from_bf16(st_load_u16(a->scale + 2 * at));
+    if (a->scale_type == LINEAR_F16) return linear_from_f16(st_load_u16(a->scale + 2 * at));
+    return st_load_f32(a->scale + 4 * at);
+}
+
+KERNELS_INLINE float kernelsi_zero(const kernels_matrix *a, size_t row, size_t group) {
+    size_t at = a->first_zero + row;
+    if (!a->zero) return 0;
+    if (a->type == LINEAR_INT8) return (float)(signed char)a->zero[at * a->groups + group];
+    if (a->type == LINEAR_UINT8)
+        return (float)a->zero[4 * (at / 4 * a->groups + group) + at % 4] - 128.0f;
+    unsigned both = a->zero[4 * (at / 8 * a->groups + group) + at % 8 / 2];
+    return (float)(both >> 4 * (at % 2) & 15u) - 8.0f;
+}
+
+/* ---- Vectors of plain C: four floats, which compilers turn into what the target has ---- */
 
 typedef struct kernels_vec_scalar {
     float x[4];
@@ -144,11 +180,16 @@ KERNELS_INLINE kernels_vec_scalar kernels_read_bf16_scalar(const unsigned char *
     KERNELS_EACH4 y.x[i] = linear_from_bf16(st_load_u16(x + 2 * i));
     return y;
 }
-/* Elements of E2M1, two to a byte. */
-KERNELS_INLINE kernels_vec_scalar kernels_read_e2m1_scalar(const unsigned char *x) {
-    kernels_vec_scalar y;
-    KERNELS_EACH4 y.x[i] = lineari_e2m1((unsigned)x[i / 2] >> 4 * (i % 2));
-    return y;
+/* A block of codes, of 4 bits and of 8. */
+KERNELS_INLINE void kernels_read_halves_scalar(const signed char *table, const unsigned char *x,
+                                               kernels_vec_scalar y[LINEAR_BLOCK / 4]) {
+    for (size_t v = 0; v < LINEAR_BLOCK / 4; v++, x += 2)
+        KERNELS_EACH4 y[v].x[i] = (float)table[(unsigned)x[i / 2] >> 4 * (i % 2) & 15u];
+}
+KERNELS_INLINE void kernels_read_bytes_scalar(unsigned char flip, const unsigned char *x,
+                                              kernels_vec_scalar y[LINEAR_BLOCK / 4]) {
+    for (size_t v = 0; v < LINEAR_BLOCK / 4; v++, x += 4)
+        KERNELS_EACH4 y[v].x[i] = (float)(signed char)(x[i] ^ flip);
 }
 
 /* ---- x86 ---- */
@@ -216,21 +257,35 @@ KERNELS_AVX2 __m256 kernels_read_bf16_avx2(const unsigned char *x) {
     __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)x));
     return _mm256_castsi256_ps(_mm256_shuffle_epi8(twice, to));
 }
-/* Eight codes, one to a byte, looked up as the two upper bytes of their floats. */
-KERNELS_AVX2 __m256 kernels_read_e2m1_avx2(const unsigned char *x) {
-    const __m128i first =
-        _mm_setr_epi8(0, 63, 63, 63, 64, 64, 64, 64, -128, -65, -65, -65, -64, -64, -64, -64);
-    const __m128i second =
-        _mm_setr_epi8(0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64);
-    int four;
-    memcpy(&four, x, sizeof four);
-    __m128i low = _mm_cvtsi32_si128(four), zero = _mm_setzero_si128();
-    __m128i codes = _mm_unpacklo_epi8(low, _mm_srli_epi32(low, 4));
-    codes = _mm_and_si128(codes, _mm_set1_epi8(15));
-    __m128i upper =
-        _mm_unpacklo_epi8(_mm_shuffle_epi8(second, codes), _mm_shuffle_epi8(first, codes));
-    return _mm256_castsi256_ps(
-        _mm256_set_m128i(_mm_unpackhi_epi16(zero, upper), _mm_unpacklo_epi16(zero, upper)));
+KERNELS_AVX2 __m256 kernelsi_signed_avx2(__m128i eight) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
+}
+KERNELS_AVX2 __m128i kernelsi_read_16(const void *x) {
+    return _mm_loadu_si128((const __m128i *)x);
+}
+/* The 32 halves of 16 bytes in order, looked up: 16 bytes of `low`, 16 of `high`. */
+KERNELS_AVX2 void kernelsi_halves(const signed char *table, const unsigned char *x, __m128i *low,
+                                  __m128i *high) {
+    __m128i pairs = kernelsi_read_16(x), mask = _mm_set1_epi8(15), of = kernelsi_read_16(table);
+    __m128i even = _mm_shuffle_epi8(of, _mm_and_si128(pairs, mask));
+    __m128i odd = _mm_shuffle_epi8(of, _mm_and_si128(_mm_srli_epi16(pairs, 4), mask));
+    *low = _mm_unpacklo_epi8(even, odd), *high = _mm_unpackhi_epi8(even, odd);
+}
+KERNELS_AVX2 void kernels_read_halves_avx2(const signed char *table, const unsigned char *x,
+                                           __m256 y[LINEAR_BLOCK / 8]) {
+    __m128i low, high;
+    kernelsi_halves(table, x, &low, &high);
+    y[0] = kernelsi_signed_avx2(low), y[1] = kernelsi_signed_avx2(_mm_srli_si128(low, 8));
+    y[2] = kernelsi_signed_avx2(high), y[3] = kernelsi_signed_avx2(_mm_srli_si128(high, 8));
+}
+KERNELS_AVX2 void kernels_read_bytes_avx2(unsigned char flip, const unsigned char *x,
+                                          __m256 y[LINEAR_BLOCK / 8]) {
+    __m128i mask = _mm_set1_epi8((char)flip);
+#pragma GCC unroll 8
+    for (int i = 0; i < LINEAR_BLOCK / 8; i++) {
+        __m128i eight = _mm_loadl_epi64((const __m128i *)(const void *)(x + 8 * i));
+        y[i] = kernelsi_signed_avx2(_mm_xor_si128(eight, mask));
+    }
 }
 #else
 #define KERNELS_X86 0
@@ -288,16 +343,21 @@ KERNELS_AVX512 __m512 kernels_read_bf16_avx512(const unsigned char *x) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)x));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
-KERNELS_AVX512 __m512 kernels_read_e2m1_avx512(const unsigned char *x) {
-    const __m512 values =
-        _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
-    long long eight;
-    memcpy(&eight, x, sizeof eight);
-    __m512i pairs = _mm512_cvtepu8_epi32(_mm_set_epi64x(0, eight)); /* bytes 0 .. 7 in lanes */
-    __m512i which = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    __m512i shift = _mm512_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4);
-    __m512i codes = _mm512_srlv_epi32(_mm512_permutexvar_epi32(which, pairs), shift);
-    return _mm512_permutexvar_ps(codes, values);
+KERNELS_AVX512 void kernels_read_halves_avx512(const signed char *table, const unsigned char *x,
+                                               __m512 y[LINEAR_BLOCK / 16]) {
+    __m128i low, high;
+    kernelsi_halves(table, x, &low, &high);
+    y[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(low));
+    y[1] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high));
+}
+KERNELS_AVX512 void kernels_read_bytes_avx512(unsigned char flip, const unsigned char *x,
+                                              __m512 y[LINEAR_BLOCK / 16]) {
+    __m128i mask = _mm_set1_epi8((char)flip);
+#pragma GCC unroll 8
+    for (int i = 0; i < LINEAR_BLOCK / 16; i++) {
+        __m128i bytes = _mm_xor_si128(kernelsi_read_16(x + 16 * i), mask);
+        y[i] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+    }
 }
 #else
 #define KERNELS_HAVE_AVX512 0
@@ -352,9 +412,26 @@ KERNELS_INLINE float32x4_t kernels_read_bf16_neon(const unsigned char *x) {
     uint16x4_t half = vreinterpret_u16_u8(vld1_u8(x));
     return vreinterpretq_f32_u32(vshll_n_u16(half, 16));
 }
-KERNELS_INLINE float32x4_t kernels_read_e2m1_neon(const unsigned char *x) {
-    kernels_vec_scalar y = kernels_read_e2m1_scalar(x);
-    return vld1q_f32(y.x);
+KERNELS_INLINE void kernelsi_signed_neon(int8x16_t x, float32x4_t y[4]) {
+    int16x8_t low = vmovl_s8(vget_low_s8(x)), high = vmovl_s8(vget_high_s8(x));
+    y[0] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(low)));
+    y[1] = vcvtq_f32_s32(vmovl_s16(vget_high_s16(low)));
+    y[2] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(high)));
+    y[3] = vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)));
+}
+KERNELS_INLINE void kernels_read_halves_neon(const signed char *table, const unsigned char *x,
+                                             float32x4_t y[LINEAR_BLOCK / 4]) {
+    uint8x16_t pairs = vld1q_u8(x);
+    int8x16_t of = vld1q_s8(table), even = vqtbl1q_s8(of, vandq_u8(pairs, vdupq_n_u8(15)));
+    int8x16_t odd = vqtbl1q_s8(of, vshrq_n_u8(pairs, 4));
+    kernelsi_signed_neon(vzip1q_s8(even, odd), y);
+    kernelsi_signed_neon(vzip2q_s8(even, odd), y + 4);
+}
+KERNELS_INLINE void kernels_read_bytes_neon(unsigned char flip, const unsigned char *x,
+                                            float32x4_t y[LINEAR_BLOCK / 4]) {
+    for (size_t i = 0; i < LINEAR_BLOCK / 16; i++)
+        kernelsi_signed_neon(vreinterpretq_s8_u8(veorq_u8(vld1q_u8(x + 16 * i), vdupq_n_u8(flip))),
+                             y + 4 * i);
 }
 #else
 #define KERNELS_NEON 0
@@ -576,23 +653,47 @@ LINEAR_API const kernels_bf16 *kernels_bf16_of(kda_isa isa) {
 #define KERNELS_(name) KERNELS_JOIN(name, KERNELS_PASS)
 #define KERNELS_VEC KERNELS_(vec)
 
-/* One vector of a row, from element i on; F32 and the 16-bit types. */
+/* One vector of a row of plain numbers, from element i on. */
 KERNELS_KERNEL_INLINE KERNELS_VEC KERNELS_(load)(linear_type type, const unsigned char *row,
-                                                 const unsigned char *scale, size_t i) {
+                                                 size_t i) {
     if (type == LINEAR_F32) return KERNELS_(read_f32)(row + 4 * i);
     if (type == LINEAR_F16) return KERNELS_(read_f16)(row + 2 * i);
-    if (type == LINEAR_BF16) return KERNELS_(read_bf16)(row + 2 * i);
-    return KERNELS_(mul)(KERNELS_(read_e2m1)(row + i / 2),
-                         KERNELS_(set)(lineari_e8m0(scale[i / LINEAR_MXFP4_GROUP])));
+    return KERNELS_(read_bf16)(row + 2 * i);
 }
 
 /* The same where fewer than a vector are left: zeros behind them. */
 KERNELS_KERNEL_INLINE KERNELS_VEC KERNELS_(load_some)(linear_type type, const unsigned char *row,
                                                       size_t i, size_t n) {
     unsigned char padded[4 * KERNELS_LANES] = {0};
-    size_t bytes = type == LINEAR_F32 ? 4 : 2; /* MXFP4 has no such rest */
+    size_t bytes = type == LINEAR_F32 ? 4 : 2;
     memcpy(padded, row + bytes * i, bytes * n);
-    return KERNELS_(load)(type, padded, NULL, 0);
+    return KERNELS_(load)(type, padded, 0);
+}
+
+/* Vectors of a block of a quantised type. */
+#define KERNELS_BLOCK (LINEAR_BLOCK / KERNELS_LANES)
+
+/* One block of a quantised row: (code - zero) * scale. `bits` is a constant where this is inlined. */
+KERNELS_KERNEL_INLINE void KERNELS_(load_block)(const kernels_matrix *a, unsigned bits,
+                                                const unsigned char *x, KERNELS_VEC scale,
+                                                KERNELS_VEC minus_zero,
+                                                KERNELS_VEC y[KERNELS_BLOCK]) {
+    if (bits == 4)
+        KERNELS_(read_halves)(a->table, x, y);
+    else
+        KERNELS_(read_bytes)(a->flip, x, y);
+    if (a->zero) {
+#pragma GCC unroll 8
+        for (size_t v = 0; v < KERNELS_BLOCK; v++) y[v] = KERNELS_(add)(y[v], minus_zero);
+    }
+#pragma GCC unroll 8
+    for (size_t v = 0; v < KERNELS_BLOCK; v++) y[v] = KERNELS_(mul)(y[v], scale);
+}
+
+/* Where the group of this column of `a` ends, at most n. */
+KERNELS_KERNEL_INLINE size_t KERNELS_(group_end)(const kernels_matrix *a, size_t group, size_t n) {
+    size_t end = (group + 1) * a->group - a->first_col;
+    return end < n ? end : n;
 }
 
 KERNELS_KERNEL_INLINE KERNELS_VEC KERNELS_(read_some)(const float *x, size_t n) {
@@ -607,11 +708,37 @@ KERNELS_KERNEL_INLINE void KERNELS_(expand_type)(linear_type type, const kernels
                                                  size_t n, float *out) {
     size_t i = 0;
     for (; i + KERNELS_LANES <= n; i += KERNELS_LANES)
-        KERNELS_(write)(out + i, KERNELS_(load)(type, a->data, a->scale, i));
+        KERNELS_(write)(out + i, KERNELS_(load)(type, a->data, i));
     if (i < n) {
         float rest[KERNELS_LANES];
         KERNELS_(write)(rest, KERNELS_(load_some)(type, a->data, i, n - i));
         memcpy(out + i, rest, (n - i) * sizeof *out);
+    }
+}
+
+KERNELS_KERNEL_INLINE void KERNELS_(expand_codes)(const kernels_matrix *a, unsigned bits, size_t n,
+                                                  float *out) {
+    KERNELS_VEC y[KERNELS_BLOCK];
+    size_t group = a->first_col / a->group;
+    for (size_t i = 0; i < n; group++) {
+        KERNELS_VEC scale = KERNELS_(set)(kernelsi_scale(a, 0, group));
+        KERNELS_VEC minus_zero = KERNELS_(set)(-kernelsi_zero(a, 0, group));
+        size_t end = KERNELS_(group_end)(a, group, n);
+        for (; i + LINEAR_BLOCK <= end; i += LINEAR_BLOCK) {
+            KERNELS_(load_block)(a, bits, a->data + i * bits / 8, scale, minus_zero, y);
+            for (size_t v = 0; v < KERNELS_BLOCK; v++)
+                KERNELS_(write)(out + i + v * KERNELS_LANES, y[v]);
+        }
+        if (i < end) {
+            unsigned char codes[LINEAR_BLOCK] = {0};
+            float rest[LINEAR_BLOCK];
+            memcpy(codes, a->data + i * bits / 8, ((end - i) * bits + 7) / 8);
+            KERNELS_(load_block)(a, bits, codes, scale, minus_zero, y);
+            for (size_t v = 0; v < KERNELS_BLOCK; v++)
+                KERNELS_(write)(rest + v * KERNELS_LANES, y[v]);
+            memcpy(out + i, rest, (end - i) * sizeof *out);
+            i = end;
+        }
     }
 }
 
@@ -620,7 +747,10 @@ KERNELS_KERNEL void KERNELS_(expand)(const kernels_matrix *a, size_t n, float *o
     case LINEAR_F32: KERNELS_(expand_type)(LINEAR_F32, a, n, out); break;
     case LINEAR_F16: KERNELS_(expand_type)(LINEAR_F16, a, n, out); break;
     case LINEAR_BF16: KERNELS_(expand_type)(LINEAR_BF16, a, n, out); break;
-    case LINEAR_MXFP4: KERNELS_(expand_type)(LINEAR_MXFP4, a, n, out); break;
+    case LINEAR_MXFP4:
+    case LINEAR_UINT4: KERNELS_(expand_codes)(a, 4, n, out); break;
+    case LINEAR_INT8:
+    case LINEAR_UINT8: KERNELS_(expand_codes)(a, 8, n, out); break;
     }
 }
 
@@ -629,9 +759,8 @@ KERNELS_KERNEL void KERNELS_(expand)(const kernels_matrix *a, size_t n, float *o
 /* KERNELS_TALL rows against `wide` columns, at b + j * b_stride, over k elements. type and wide are
  * constants where this is inlined. sum[j][r] is the sum of row r and column j. */
 KERNELS_KERNEL_INLINE void KERNELS_(dots_block)(linear_type type, const unsigned char *const *row,
-                                                const unsigned char *const *scale, const float *b,
-                                                size_t b_stride, size_t wide, size_t k,
-                                                float sum[KERNELS_WIDE][KERNELS_TALL]) {
+                                                const float *b, size_t b_stride, size_t wide,
+                                                size_t k, float sum[KERNELS_WIDE][KERNELS_TALL]) {
     KERNELS_VEC acc[KERNELS_WIDE][KERNELS_TALL], column[KERNELS_WIDE];
     size_t i = 0;
 #pragma GCC unroll 8
@@ -643,7 +772,7 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_block)(linear_type type, const unsigned
         for (size_t j = 0; j < wide; j++) column[j] = KERNELS_(read)(b + j * b_stride + i);
 #pragma GCC unroll 8
         for (size_t r = 0; r < KERNELS_TALL; r++) {
-            KERNELS_VEC a = KERNELS_(load)(type, row[r], scale[r], i);
+            KERNELS_VEC a = KERNELS_(load)(type, row[r], i);
 #pragma GCC unroll 8
             for (size_t j = 0; j < wide; j++) acc[j][r] = KERNELS_(fma)(a, column[j], acc[j][r]);
         }
@@ -663,6 +792,78 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_block)(linear_type type, const unsigned
     for (size_t j = 0; j < wide; j++) KERNELS_(sum4)(acc[j], sum[j]);
 }
 
+/* One block of codes of KERNELS_TALL rows joins the sums. */
+KERNELS_KERNEL_INLINE void KERNELS_(codes_block)(const kernels_matrix *a, unsigned bits,
+                                                 const unsigned char *const *row, size_t at,
+                                                 const KERNELS_VEC *scale,
+                                                 const KERNELS_VEC *minus_zero, const float *b,
+                                                 size_t b_stride, size_t wide,
+                                                 KERNELS_VEC acc[KERNELS_WIDE][KERNELS_TALL]) {
+    KERNELS_VEC y[KERNELS_BLOCK];
+#pragma GCC unroll 8
+    for (size_t r = 0; r < KERNELS_TALL; r++) {
+        KERNELS_(load_block)(a, bits, row[r] + at, scale[r], minus_zero[r], y);
+#pragma GCC unroll 8
+        for (size_t v = 0; v < KERNELS_BLOCK; v++)
+#pragma GCC unroll 8
+            for (size_t j = 0; j < wide; j++)
+                acc[j][r] = KERNELS_(fma)(
+                    y[v], KERNELS_(read)(b + j * b_stride + v * KERNELS_LANES), acc[j][r]);
+    }
+}
+
+/* The last block of rows, of n elements: zeros stand behind those of b. */
+KERNELS_KERNEL_INLINE void KERNELS_(codes_rest)(const kernels_matrix *a, unsigned bits,
+                                                const unsigned char *const *row, size_t at,
+                                                const KERNELS_VEC *scale,
+                                                const KERNELS_VEC *minus_zero, const float *b,
+                                                size_t b_stride, size_t wide, size_t n,
+                                                KERNELS_VEC acc[KERNELS_WIDE][KERNELS_TALL]) {
+    unsigned char codes[KERNELS_TALL][LINEAR_BLOCK] = {{0}};
+    float column[KERNELS_WIDE][LINEAR_BLOCK] = {{0}};
+    const unsigned char *padded[KERNELS_TALL];
+    for (size_t r = 0; r < KERNELS_TALL; r++) {
+        memcpy(codes[r], row[r] + at, (n * bits + 7) / 8);
+        padded[r] = codes[r];
+    }
+    for (size_t j = 0; j < wide; j++) memcpy(column[j], b + j * b_stride, n * sizeof *b);
+    KERNELS_(codes_block)
+    (a, bits, padded, 0, scale, minus_zero, column[0], LINEAR_BLOCK, wide, acc);
+}
+
+/* dots_block for a quantised type: the rows at row[r], of index[r] in `a`, from column col on. */
+KERNELS_KERNEL_INLINE void KERNELS_(dots_codes)(const kernels_matrix *a, unsigned bits,
+                                                const unsigned char *const *row,
+                                                const size_t *index, size_t col, const float *b,
+                                                size_t b_stride, size_t wide, size_t k,
+                                                float sum[KERNELS_WIDE][KERNELS_TALL]) {
+    KERNELS_VEC acc[KERNELS_WIDE][KERNELS_TALL], scale[KERNELS_TALL], minus_zero[KERNELS_TALL];
+    size_t group = (a->first_col + col) / a->group;
+#pragma GCC unroll 8
+    for (size_t j = 0; j < wide; j++)
+#pragma GCC unroll 8
+        for (size_t r = 0; r < KERNELS_TALL; r++) acc[j][r] = KERNELS_(set)(0);
+    for (size_t i = 0; i < k; group++) {
+        size_t end = KERNELS_(group_end)(a, group, col + k) - col;
+#pragma GCC unroll 8
+        for (size_t r = 0; r < KERNELS_TALL; r++) {
+            scale[r] = KERNELS_(set)(kernelsi_scale(a, index[r], group));
+            minus_zero[r] = KERNELS_(set)(-kernelsi_zero(a, index[r], group));
+        }
+        for (; i + LINEAR_BLOCK <= end; i += LINEAR_BLOCK) {
+            KERNELS_(codes_block)
+            (a, bits, row, i * bits / 8, scale, minus_zero, b + i, b_stride, wide, acc);
+        }
+        if (i < end) {
+            KERNELS_(codes_rest)
+            (a, bits, row, i * bits / 8, scale, minus_zero, b + i, b_stride, wide, end - i, acc);
+        }
+        i = end;
+    }
+#pragma GCC unroll 8
+    for (size_t j = 0; j < wide; j++) KERNELS_(sum4)(acc[j], sum[j]);
+}
+
 /* `count` rows of a from `first` on, at most KERNELS_TALL, against `wide` columns, a constant. Where
  * rows are missing the last one is repeated, and the sums of the repetitions are left. */
 KERNELS_KERNEL_INLINE void KERNELS_(dots_spans)(const kernels_matrix *a, linear_type type,
@@ -671,16 +872,18 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_spans)(const kernels_matrix *a, linear_
                                                 bool add, float *c, size_t c_i, size_t c_j) {
     float sum[KERNELS_WIDE][KERNELS_TALL];
     for (size_t col = 0; col < k; col += span, add = true) {
-        const unsigned char *row[KERNELS_TALL], *scale[KERNELS_TALL];
-        size_t width = k - col < span ? k - col : span;
+        const unsigned char *row[KERNELS_TALL];
+        size_t index[KERNELS_TALL], width = k - col < span ? k - col : span;
         for (size_t r = 0; r < KERNELS_TALL; r++) {
-            size_t i = first + (r < count ? r : count - 1);
-            row[r] = a->data + i * a->row_bytes + linear_row_bytes(type, col);
-            scale[r] = NULL;
-            if (type == LINEAR_MXFP4)
-                scale[r] = a->scale + i * a->row_scales + col / LINEAR_MXFP4_GROUP;
+            index[r] = first + (r < count ? r : count - 1);
+            row[r] = a->data + index[r] * a->row_bytes + linear_row_bytes(type, col);
         }
-        KERNELS_(dots_block)(type, row, scale, b + col, b_stride, wide, width, sum);
+        if (type == LINEAR_UINT4 || type == LINEAR_INT8) {
+            KERNELS_(dots_codes)
+            (a, type == LINEAR_UINT4 ? 4 : 8, row, index, col, b + col, b_stride, wide, width, sum);
+        } else {
+            KERNELS_(dots_block)(type, row, b + col, b_stride, wide, width, sum);
+        }
         for (size_t j = 0; j < wide; j++)
             for (size_t r = 0; r < count; r++) {
                 float *to = c + (first + r) * c_i + j * c_j;
@@ -731,8 +934,13 @@ KERNELS_KERNEL void KERNELS_(dots)(const kernels_matrix *a, size_t m, const floa
     case LINEAR_BF16:
         KERNELS_(dots_type)(a, LINEAR_BF16, m, b, b_stride, n, k, span, add, c, c_i, c_j);
         break;
-    case LINEAR_MXFP4:
-        KERNELS_(dots_type)(a, LINEAR_MXFP4, m, b, b_stride, n, k, span, add, c, c_i, c_j);
+    case LINEAR_MXFP4: /* UINT4 and INT8 stand for their widths */
+    case LINEAR_UINT4:
+        KERNELS_(dots_type)(a, LINEAR_UINT4, m, b, b_stride, n, k, span, add, c, c_i, c_j);
+        break;
+    case LINEAR_INT8:
+    case LINEAR_UINT8:
+        KERNELS_(dots_type)(a, LINEAR_INT8, m, b, b_stride, n, k, span, add, c, c_i, c_j);
         break;
     }
 }
@@ -854,4 +1062,5 @@ static const kernels KERNELS_(set_of) = {
 #undef KERNELS_JOIN
 #undef KERNELS_
 #undef KERNELS_VEC
+#undef KERNELS_BLOCK
 #endif

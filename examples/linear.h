@@ -32,26 +32,43 @@
 #define LINEAR_API static
 #endif
 
-/* Elements of a span: a multiple of the MXFP4 group. */
+/* Elements of a span: a multiple of LINEAR_BLOCK. */
 #define LINEAR_SPAN 512
 
 /* Elements that share one scale in MXFP4. */
 #define LINEAR_MXFP4_GROUP 32
 
+/* Elements of a quantised matrix that are converted together. */
+#define LINEAR_BLOCK 32
+
+/* The first three are numbers. In the others, which are quantised, an element is
+ *     (code - zero) * scale
+ * of its row's group. Codes of MXFP4 and UINT4 are halves of a byte: element 2b of a row is the low
+ * half of its byte b, and 2b + 1 the high half. */
 typedef enum linear_type { /* 0 is no type: an absent matrix */
                            LINEAR_F32 = 1,
                            LINEAR_F16 = 2,
                            LINEAR_BF16 = 3,
-                           LINEAR_MXFP4 = 4
+                           LINEAR_MXFP4 = 4, /* E2M1 in groups of 32; scales E8M0; no zeros */
+                           LINEAR_INT8 = 5,  /* a signed byte */
+                           LINEAR_UINT8 = 6, /* a byte, which is the code + 128 */
+                           LINEAR_UINT4 = 7  /* a half, which is the code + 8 */
 } linear_type;
 
 typedef struct linear {
     linear_type type;
-    size_t rows;                /* outputs */
-    size_t cols;                /* inputs; MXFP4: a multiple of LINEAR_MXFP4_GROUP */
-    const unsigned char *data;  /* [rows][cols]; MXFP4: [rows][cols / 2], element 2b in the low half
-                                   of byte b and 2b + 1 in the high half */
-    const unsigned char *scale; /* MXFP4: [rows][cols / 32] exponents; else null */
+    size_t rows;               /* outputs */
+    size_t cols;               /* inputs; MXFP4: a multiple of LINEAR_MXFP4_GROUP */
+    const unsigned char *data; /* [rows][linear_row_bytes(type, cols)] */
+
+    /* Of a quantised matrix; else null. */
+    const unsigned char *scale; /* [rows][groups]; of scale_type, MXFP4: a byte */
+    const unsigned char *zero;  /* null: all are 0. INT8: signed bytes [rows][groups]. UINT8, UINT4:
+                                   32-bit words [..][groups], in which lie the codes of 4 or 8 rows,
+                                   the lowest bits for the first */
+    linear_type scale_type;     /* F32, F16 or BF16 */
+    size_t group;               /* elements of a row that share scale and zero; MXFP4: ignored */
+    size_t first_row;           /* where in `zero` this matrix begins */
 } linear;
 
 /* How a call runs. Zero, or null in its place: the best instruction set, in the calling thread. */
@@ -61,13 +78,24 @@ typedef struct linear_run {
     bool bf16_dots; /* let attention over a bf16 cache round its queries and weights to bf16 too */
 } linear_run;
 
-/* "f32", "f16", "bf16", "mxfp4"; "unknown" for a value that is no type. And back: false for a text
- * that is none of these. */
+/* "f32", "f16", "bf16", "mxfp4", "int8", "uint8", "uint4"; "unknown" for a value that is no type.
+ * And back: false for a text that is none of these. */
 LINEAR_API const char *linear_type_name(linear_type type);
 LINEAR_API bool linear_type_of(const char *name, linear_type *type);
 
-/* Bytes of one row of `cols` elements in `data`; 0 for an unknown type. */
+/* Is it F32, F16 or BF16? */
+LINEAR_API bool linear_is_plain(linear_type type);
+
+/* Bytes of one row of `cols` elements in `data`; 0 for an unknown type. Rows of UINT8 and UINT4 are
+ * whole 32-bit words. */
 LINEAR_API size_t linear_row_bytes(linear_type type, size_t cols);
+
+/* Of a quantised matrix: elements that share a scale, and how many such groups a row has. */
+LINEAR_API size_t linear_group(const linear *w);
+LINEAR_API size_t linear_groups(const linear *w);
+
+/* Bytes of the whole matrix: codes or numbers, scales and zeros. */
+LINEAR_API size_t linear_bytes(const linear *w);
 
 /* One number of each type. MXFP4 is E2M1 in the low four bits of `code`, with the E8M0 exponent
  * of its group: magnitude * 2^(exponent - 127); exponent 255 is NaN. */
@@ -79,11 +107,14 @@ LINEAR_API float linear_from_mxfp4(unsigned code, unsigned exponent);
 LINEAR_API uint16_t linear_to_f16(float x);
 LINEAR_API uint16_t linear_to_bf16(float x);
 
-/* out[i] = w[row][col + i] for i < n. MXFP4: col and n are multiples of LINEAR_MXFP4_GROUP. */
+/* out[i] = w[row][col + i] for i < n. Quantised: col is a multiple of LINEAR_BLOCK. */
 LINEAR_API void linear_expand(const linear *w, size_t row, size_t col, size_t n, float *out);
 
 /* The reverse, of a row of n elements: F32, F16 or BF16. */
 LINEAR_API void linear_compress(linear_type type, const float *x, size_t n, unsigned char *out);
+
+/* A matrix of plain numbers. */
+LINEAR_API linear linear_plain(linear_type type, size_t rows, size_t cols, const void *data);
 
 /* The view of rows first .. first + n_rows - 1. */
 LINEAR_API linear linear_rows(const linear *w, size_t first, size_t n_rows);
@@ -118,7 +149,8 @@ LINEAR_API void linear_rms_norm(const float *weight, float eps, size_t dim, cons
 
 /* ---- Names ---- */
 
-static const char *const lineari_names[] = {"unknown", "f32", "f16", "bf16", "mxfp4"};
+static const char *const lineari_names[] = {"unknown", "f32",  "f16",   "bf16",
+                                            "mxfp4",   "int8", "uint8", "uint4"};
 
 LINEAR_API const char *linear_type_name(linear_type type) {
     size_t known = sizeof lineari_names / sizeof *lineari_names;
@@ -126,7 +158,7 @@ LINEAR_API const char *linear_type_name(linear_type type) {
 }
 
 LINEAR_API bool linear_type_of(const char *name, linear_type *type) {
-    for (int i = LINEAR_F32; i <= LINEAR_MXFP4; i++)
+    for (int i = LINEAR_F32; i <= LINEAR_UINT4; i++)
         if (strcmp(name, lineari_names[i]) == 0) {
             *type = (linear_type)i;
             return true;
@@ -176,14 +208,14 @@ static float lineari_e8m0(unsigned exponent) {
     return lineari_from_bits(bits[exponent]);
 }
 
-static float lineari_e2m1(unsigned code) {
-    static const float values[16] = {0,     0.5f,  1,     1.5f,  2,     3,     4,     6,
-                                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-    return values[code & 15u];
-}
+/* What the codes of four bits stand for; of E2M1 twice its values, so that these are whole. */
+static const signed char lineari_e2m1_twice[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                                   0, -1, -2, -3, -4, -6, -8, -12};
+static const signed char lineari_int4[16] = {-8, -7, -6, -5, -4, -3, -2, -1,
+                                             0,  1,  2,  3,  4,  5,  6,  7};
 
 LINEAR_API float linear_from_mxfp4(unsigned code, unsigned exponent) {
-    return lineari_e2m1(code) * lineari_e8m0(exponent);
+    return (float)lineari_e2m1_twice[code & 15u] * (0.5f * lineari_e8m0(exponent));
 }
 
 LINEAR_API uint16_t linear_to_bf16(float x) {
@@ -219,23 +251,81 @@ LINEAR_API size_t linear_row_bytes(linear_type type, size_t cols) {
     case LINEAR_F16: return cols * 2;
     case LINEAR_BF16: return cols * 2;
     case LINEAR_MXFP4: return cols / 2;
+    case LINEAR_INT8: return cols;
+    case LINEAR_UINT8: return (cols + 3) / 4 * 4;
+    case LINEAR_UINT4: return (cols + 7) / 8 * 4;
     }
     return 0;
 }
 
+LINEAR_API bool linear_is_plain(linear_type type) {
+    return type == LINEAR_F32 || type == LINEAR_F16 || type == LINEAR_BF16;
+}
+
+LINEAR_API size_t linear_group(const linear *w) {
+    return w->type == LINEAR_MXFP4 ? LINEAR_MXFP4_GROUP : w->group;
+}
+
+LINEAR_API size_t linear_groups(const linear *w) {
+    return (w->cols + linear_group(w) - 1) / linear_group(w);
+}
+
+LINEAR_API size_t linear_bytes(const linear *w) {
+    size_t bytes = w->rows * linear_row_bytes(w->type, w->cols);
+    if (linear_is_plain(w->type) || bytes == 0) return bytes;
+    size_t scales = w->rows * linear_groups(w);
+    bytes += w->type == LINEAR_MXFP4 ? scales : scales * linear_row_bytes(w->scale_type, 1);
+    if (!w->zero || w->type == LINEAR_INT8) return bytes + (w->zero ? scales : 0);
+    size_t in_word = w->type == LINEAR_UINT4 ? 8 : 4;
+    return bytes + (w->rows + in_word - 1) / in_word * 4 * linear_groups(w);
+}
+
+/* Rows from `row` on, columns from `col` on. */
 static kernels_matrix lineari_part(const linear *w, size_t row, size_t col) {
     kernels_matrix part;
+    memset(&part, 0, sizeof part);
     part.type = w->type;
     part.row_bytes = linear_row_bytes(w->type, w->cols);
-    part.row_scales = w->cols / LINEAR_MXFP4_GROUP;
     part.data = w->data + row * part.row_bytes + linear_row_bytes(w->type, col);
-    part.scale = w->scale ? w->scale + row * part.row_scales + col / LINEAR_MXFP4_GROUP : NULL;
+    if (linear_is_plain(w->type)) return part;
+    part.table = w->type == LINEAR_MXFP4 ? lineari_e2m1_twice : lineari_int4;
+    part.flip = w->type == LINEAR_UINT8 ? 0x80 : 0;
+    part.scale = w->scale, part.zero = w->zero;
+    part.scale_type = w->scale_type;
+    part.group = linear_group(w), part.groups = linear_groups(w);
+    part.first_row = row, part.first_zero = w->first_row + row, part.first_col = col;
     return part;
 }
 
-LINEAR_API void linear_expand(const linear *w, size_t row, size_t col, size_t n, float *out) {
+/* Do groups end where blocks do? */
+static bool lineari_is_in_blocks(const linear *w) {
+    return linear_is_plain(w->type) || linear_group(w) % LINEAR_BLOCK == 0 ||
+           linear_group(w) >= w->cols;
+}
+
+/* A row of a quantised matrix, element by element: for groups of any size. */
+static void lineari_expand_each(const linear *w, size_t row, size_t col, size_t n, float *out) {
+    kernels_matrix part = lineari_part(w, row, 0);
+    for (size_t i = 0; i < n; i++) {
+        size_t at = col + i, group = at / part.group;
+        float code = w->type == LINEAR_UINT4
+                         ? (float)part.table[(unsigned)part.data[at / 2] >> 4 * (at % 2) & 15u]
+                         : (float)(signed char)(part.data[at] ^ part.flip);
+        out[i] = (code - kernelsi_zero(&part, 0, group)) * kernelsi_scale(&part, 0, group);
+    }
+}
+
+static void lineari_expand(const kernels *set, const linear *w, size_t row, size_t col, size_t n,
+                           float *out) {
     kernels_matrix part = lineari_part(w, row, col);
-    kernels_of(KDA_ISA_AUTO)->expand(&part, n, out);
+    if (lineari_is_in_blocks(w))
+        set->expand(&part, n, out);
+    else
+        lineari_expand_each(w, row, col, n, out);
+}
+
+LINEAR_API void linear_expand(const linear *w, size_t row, size_t col, size_t n, float *out) {
+    lineari_expand(kernels_of(KDA_ISA_AUTO), w, row, col, n, out);
 }
 
 LINEAR_API void linear_compress(linear_type type, const float *x, size_t n, unsigned char *out) {
@@ -249,11 +339,21 @@ LINEAR_API void linear_compress(linear_type type, const float *x, size_t n, unsi
     }
 }
 
+LINEAR_API linear linear_plain(linear_type type, size_t rows, size_t cols, const void *data) {
+    linear w;
+    memset(&w, 0, sizeof w);
+    w.type = type, w.rows = rows, w.cols = cols, w.data = (const unsigned char *)data;
+    return w;
+}
+
 LINEAR_API linear linear_rows(const linear *w, size_t first, size_t n_rows) {
     linear part = *w;
     part.rows = n_rows;
     part.data += first * linear_row_bytes(w->type, w->cols);
-    if (part.scale) part.scale += first * (w->cols / LINEAR_MXFP4_GROUP);
+    if (linear_is_plain(w->type)) return part;
+    part.first_row += first;
+    part.scale += first * linear_groups(w) *
+                  (w->type == LINEAR_MXFP4 ? 1 : linear_row_bytes(w->scale_type, 1));
     return part;
 }
 
@@ -283,13 +383,11 @@ static void lineari_rows_direct(const lineari_call *call, size_t first, size_t c
 
 static void lineari_rows_tiled(const lineari_call *call, size_t first, size_t count) {
     float tile[LINEARI_TILE_ROWS][LINEAR_SPAN];
-    kernels_matrix floats = {LINEAR_F32, (const unsigned char *)tile, NULL, sizeof tile[0], 0};
+    kernels_matrix floats = kernels_plain(LINEAR_F32, tile, sizeof tile[0]);
     for (size_t col = 0; col < call->w->cols; col += LINEAR_SPAN) {
         size_t width = call->w->cols - col < LINEAR_SPAN ? call->w->cols - col : LINEAR_SPAN;
-        for (size_t r = 0; r < count; r++) {
-            kernels_matrix part = lineari_part(call->w, first + r, col);
-            call->kernels->expand(&part, width, tile[r]);
-        }
+        for (size_t r = 0; r < count; r++)
+            lineari_expand(call->kernels, call->w, first + r, col, width, tile[r]);
         call->kernels->dots(&floats, count, call->x + col, call->x_stride, call->n, width, width,
                             col > 0, call->y + first, 1, call->y_stride);
     }
@@ -299,7 +397,7 @@ static void lineari_item(void *context, size_t item) {
     const lineari_call *call = (const lineari_call *)context;
     size_t first = item * call->item_rows, left = call->w->rows - first;
     size_t count = left < call->item_rows ? left : call->item_rows;
-    if (call->n <= LINEARI_FEW) {
+    if (call->n <= LINEARI_FEW && lineari_is_in_blocks(call->w)) {
         lineari_rows_direct(call, first, count);
         return;
     }
@@ -333,7 +431,7 @@ LINEAR_API void linear_apply(const linear_run *run, const linear *w, const float
 
 LINEAR_API float linear_dot(const float *a, const float *b, size_t n) {
     float sum = 0;
-    kernels_matrix row = {LINEAR_F32, (const unsigned char *)a, NULL, 0, 0};
+    kernels_matrix row = kernels_plain(LINEAR_F32, a, 0);
     kernels_of(KDA_ISA_AUTO)->dots(&row, 1, b, 0, 1, n, LINEAR_SPAN, true, &sum, 0, 0);
     return sum;
 }

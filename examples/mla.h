@@ -288,9 +288,8 @@ static void mlai_score(const mla_desc *desc, const kernels *k, const mlai_worker
                                       width, worker->scores, 1, MLA_TILE);
         return;
     }
-    kernels_matrix row = {desc->cache, NULL, NULL, 0, 0};
-    kernels_matrix tile = {LINEAR_F32, (const unsigned char *)worker->tile, NULL,
-                           stride * sizeof(float), 0};
+    kernels_matrix row = kernels_plain(desc->cache, NULL, 0);
+    kernels_matrix tile = kernels_plain(LINEAR_F32, worker->tile, stride * sizeof(float));
     for (size_t j = 0; j < n; j++) {
         row.data = mlai_key(desc, rows->seq, first + j);
         k->expand(&row, width, worker->tile + j * stride);

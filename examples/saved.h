@@ -234,7 +234,7 @@ static bool hybridi_read_header(FILE *file, const char *path, hybridi_header *he
 }
 
 static const char *hybridi_cache_name(uint64_t type) {
-    return linear_type_name(type <= LINEAR_MXFP4 ? (linear_type)type : (linear_type)0);
+    return linear_type_name(type <= LINEAR_BF16 ? (linear_type)type : (linear_type)0);
 }
 
 /* Is it a file for this session? */

@@ -5,9 +5,20 @@
  *     #define HYBRID_WEIGHTS_IMPLEMENTATION
  *     #include "weights.h"
  *
- * Matrices stay in the mapped file, in their type: F32, F16, BF16, or MXFP4 (`weight_packed` with
- * `weight_scale` in place of `weight`). Vectors become float32 when the model is opened. Every
- * tensor that the configuration calls for must be there in its type and shape; others are ignored.
+ * Matrices stay in the mapped file, in their type: F32, F16, BF16, or quantised as the configuration
+ * says (quantization.h). A module that it calls quantised may be stored plainly, as K3's router is;
+ * the other way round is an error. Vectors become float32 when the model is opened. Every tensor
+ * that the configuration calls for must be there in its type and shape; others are ignored.
+ *
+ * QUANTISED, in place of "<module>.weight" [rows][cols]:
+ *     weight_packed      pack-quantized: I32 [rows][ceil(cols * bits / 32)], element i of a row at bit
+ *                        i * bits. mxfp4-pack-quantized: U8 [rows][cols / 2], the low half first
+ *     weight             int-quantized: I8 [rows][cols]
+ *     weight_scale       F32, F16 or BF16 [rows][groups]; MXFP4: U8, exponents
+ *     weight_zero_point  pack-quantized: I32 [ceil(rows * bits / 32)][groups], packed along the rows.
+ *                        int-quantized: I8 [rows][groups]
+ *     weight_shape       pack-quantized: I64 [2], rows and cols
+ * Source: compressed-tensors, as Kimi-K3 and quantised releases of Kimi-Linear use it.
  *
  * Every function is static: this header is for programs of one source file.
  */
@@ -19,6 +30,7 @@
 #include "error.h"
 #include "linear.h"
 #include "mla.h"
+#include "quantization.h"
 #include "safetensors.h"
 
 #include <stdbool.h>
@@ -95,6 +107,10 @@ HYBRID_API void hybrid_close(hybrid_model *model);
 #define LINEAR_IMPLEMENTATION
 #endif
 #include "linear.h"
+#if !defined(QUANTIZATION_IMPLEMENTATION)
+#define QUANTIZATION_IMPLEMENTATION
+#endif
+#include "quantization.h"
 #if !defined(SAFETENSORS_IMPLEMENTATION)
 #define SAFETENSORS_IMPLEMENTATION
 #endif
@@ -110,6 +126,7 @@ HYBRID_API void hybrid_close(hybrid_model *model);
  * everything and to count what the pools must hold, then to fill them. The first failure stays. */
 typedef struct hybridi_binder {
     const hybrid_config *config;
+    const quantization *quantized;
     const st_checkpoint *checkpoint;
     const char *directory;
     const char *prefix; /* of every name: "" or "language_model." */
@@ -183,9 +200,9 @@ static linear_type hybridi_check_type(hybridi_binder *b, const st_tensor *tensor
     return LINEAR_F32;
 }
 
-static bool hybridi_check_u8(hybridi_binder *b, const st_tensor *tensor) {
-    if (tensor->dtype == ST_U8) return true;
-    hybridi_wrong(b, tensor, "U8", st_dtype_name(tensor->dtype));
+static bool hybridi_check_dtype(hybridi_binder *b, const st_tensor *tensor, st_dtype dtype) {
+    if (tensor->dtype == dtype) return true;
+    hybridi_wrong(b, tensor, st_dtype_name(dtype), st_dtype_name(tensor->dtype));
     return false;
 }
 
@@ -199,7 +216,7 @@ static void hybridi_bind_mxfp4(hybridi_binder *b, const char *path, linear *w) {
         hybridi_wrong(b, packed, "rows of whole groups of 32 by the configuration", found);
         return;
     }
-    if (!hybridi_check_u8(b, packed) || !hybridi_check_u8(b, scale) ||
+    if (!hybridi_check_dtype(b, packed, ST_U8) || !hybridi_check_dtype(b, scale, ST_U8) ||
         !hybridi_check_matrix(b, packed, w->rows, w->cols / 2) ||
         !hybridi_check_matrix(b, scale, w->rows, w->cols / LINEAR_MXFP4_GROUP))
         return;
@@ -208,27 +225,90 @@ static void hybridi_bind_mxfp4(hybridi_binder *b, const char *path, linear *w) {
     w->scale = scale->data;
 }
 
-/* A matrix, "<path>.weight" or packed: which one is decided by what there is. */
+/* Scales and zero points of integers, whose type and shape `w` has. */
+static void hybridi_bind_scales(hybridi_binder *b, const char *path,
+                                const quantization_scheme *scheme, linear *w) {
+    char name[HYBRIDI_NAME];
+    const st_tensor *scale = hybridi_require(b, path, ".weight_scale"), *zero;
+    w->group = scheme->group_size ? scheme->group_size : w->cols;
+    size_t groups = linear_groups(w), in_word = 32 / scheme->bits;
+    if (!scale || !hybridi_check_matrix(b, scale, w->rows, groups)) return;
+    w->scale_type = hybridi_check_type(b, scale);
+    w->scale = scale->data;
+    if (hybridi_lookup(b, path, ".weight_g_idx", name)) {
+        hybridi_wrong(b, hybridi_lookup(b, path, ".weight_g_idx", name), "inputs in their order",
+                      "another order");
+        return;
+    }
+    if (scheme->symmetric && !hybridi_lookup(b, path, ".weight_zero_point", name)) return;
+    zero = hybridi_require(b, path, ".weight_zero_point");
+    if (!zero) return;
+    bool packed = w->type != LINEAR_INT8;
+    if (!hybridi_check_dtype(b, zero, packed ? ST_I32 : ST_I8) ||
+        !hybridi_check_matrix(b, zero, packed ? (w->rows + in_word - 1) / in_word : w->rows,
+                              groups))
+        return;
+    w->zero = zero->data;
+}
+
+static void hybridi_bind_packed(hybridi_binder *b, const char *path,
+                                const quantization_scheme *scheme, linear *w) {
+    const st_tensor *packed = hybridi_require(b, path, ".weight_packed");
+    const st_tensor *shape = hybridi_require(b, path, ".weight_shape");
+    size_t two = 2, in_word = 32 / scheme->bits;
+    if (b->failed || !hybridi_check_dtype(b, packed, ST_I32) ||
+        !hybridi_check_matrix(b, packed, w->rows, (w->cols + in_word - 1) / in_word) ||
+        !hybridi_check_dtype(b, shape, ST_I64) || !hybridi_check_shape(b, shape, &two, 1))
+        return;
+    uint64_t rows = st_load_u64(shape->data), cols = st_load_u64(shape->data + 8);
+    if (rows != w->rows || cols != w->cols) {
+        char expected[64], found[64];
+        snprintf(expected, sizeof expected, "%zu and %zu", w->rows, w->cols);
+        snprintf(found, sizeof found, "%llu and %llu", (unsigned long long)rows,
+                 (unsigned long long)cols);
+        hybridi_wrong(b, shape, expected, found);
+        return;
+    }
+    w->type = scheme->bits == 4 ? LINEAR_UINT4 : LINEAR_UINT8;
+    w->data = packed->data;
+    hybridi_bind_scales(b, path, scheme, w);
+}
+
+/* "<path>.weight", plain or of bytes. */
+static void hybridi_bind_weight(hybridi_binder *b, const char *path,
+                                const quantization_scheme *scheme, linear *w) {
+    const st_tensor *tensor = hybridi_require(b, path, ".weight");
+    if (!tensor || !hybridi_check_matrix(b, tensor, w->rows, w->cols)) return;
+    bool bytes = scheme && scheme->format == QUANTIZATION_INT8 && tensor->dtype == ST_I8;
+    w->type = bytes ? LINEAR_INT8 : hybridi_check_type(b, tensor);
+    w->data = tensor->data;
+    if (bytes) hybridi_bind_scales(b, path, scheme, w);
+}
+
+/* The matrix of a module: what there is must be what the configuration says, or plain. */
 static void hybridi_bind_linear(hybridi_binder *b, const char *path, size_t rows, size_t cols,
                                 linear *w) {
-    char name[HYBRIDI_NAME];
+    char name[HYBRIDI_NAME], packed_name[HYBRIDI_NAME];
     if (b->failed) return;
     memset(w, 0, sizeof *w);
     w->rows = rows;
     w->cols = cols;
-    if (hybridi_lookup(b, path, ".weight_packed", name)) {
+    hybridi_lookup(b, path, "", name);
+    const quantization_scheme *scheme = quantization_of(b->quantized, name);
+    const st_tensor *packed = hybridi_lookup(b, path, ".weight_packed", packed_name);
+    if (!packed)
+        hybridi_bind_weight(b, path, scheme, w);
+    else if (!scheme || scheme->format == QUANTIZATION_INT8)
+        hybridi_wrong(b, packed, "weight, by quantization_config", "weight_packed");
+    else if (scheme->format == QUANTIZATION_MXFP4)
         hybridi_bind_mxfp4(b, path, w);
-        return;
-    }
-    const st_tensor *tensor = hybridi_require(b, path, ".weight");
-    if (!tensor || !hybridi_check_matrix(b, tensor, rows, cols)) return;
-    w->type = hybridi_check_type(b, tensor);
-    w->data = tensor->data;
+    else
+        hybridi_bind_packed(b, path, scheme, w);
 }
 
 /* The first n numbers of a tensor, as float32. */
 static void hybridi_expand(const st_tensor *tensor, linear_type type, size_t n, float *out) {
-    linear row = {type, 1, n, tensor->data, NULL};
+    linear row = linear_plain(type, 1, n, tensor->data);
     linear_expand(&row, 0, 0, n, out);
 }
 
@@ -421,7 +501,8 @@ static bool hybridi_bind_model(hybridi_binder *b, hybrid_model *m) {
     for (size_t i = 0; i < c->n_layers && !b->failed; i++)
         hybridi_bind_layer(b, i, &m->layers[i]);
     snprintf(b->stem, sizeof b->stem, "%s", b->prefix);
-    if (c->tie_word_embeddings && !hybridi_lookup(b, "lm_head", ".weight", name))
+    if (c->tie_word_embeddings && !hybridi_lookup(b, "lm_head", ".weight", name) &&
+        !hybridi_lookup(b, "lm_head", ".weight_packed", name))
         m->head = m->embed;
     else
         hybridi_bind_linear(b, "lm_head", c->vocab_size, c->hidden_size, &m->head);
@@ -430,7 +511,8 @@ static bool hybridi_bind_model(hybridi_binder *b, hybrid_model *m) {
 
 /* ---- Opening ---- */
 
-static bool hybridi_read_config_file(hybrid_config *config, const char *directory, error *e) {
+static bool hybridi_read_config_file(hybrid_config *config, quantization *quantized,
+                                     const char *directory, error *e) {
     char path[4096], *text;
     size_t length;
     int n = snprintf(path, sizeof path, "%s/config.json", directory);
@@ -438,7 +520,8 @@ static bool hybridi_read_config_file(hybrid_config *config, const char *director
         return error_set(e, "%.60s...: expected a path of less than %zu bytes", directory,
                          sizeof path);
     if (!json_read_file(path, (size_t)1 << 24, &text, &length, e)) return false;
-    bool ok = hybrid_config_parse(config, path, text, length, e);
+    bool ok = hybrid_config_parse(config, path, text, length, e) &&
+              quantization_parse(quantized, path, text, length, e);
     free(text);
     return ok;
 }
@@ -460,13 +543,17 @@ static bool hybridi_bind_all(hybrid_model *m, hybridi_binder *b) {
 }
 
 HYBRID_API bool hybrid_open(hybrid_model *model, const char *directory, error *e) {
+    quantization quantized;
     memset(model, 0, sizeof *model);
-    if (!hybridi_read_config_file(&model->config, directory, e) ||
-        !st_open(&model->checkpoint, directory, e))
+    if (!hybridi_read_config_file(&model->config, &quantized, directory, e)) return false;
+    if (!st_open(&model->checkpoint, directory, e)) {
+        quantization_free(&quantized);
         return false;
+    }
     hybridi_binder b;
     memset(&b, 0, sizeof b);
     b.config = &model->config;
+    b.quantized = &quantized;
     b.checkpoint = &model->checkpoint;
     b.directory = directory;
     b.e = e;
@@ -476,6 +563,7 @@ HYBRID_API bool hybrid_open(hybrid_model *model, const char *directory, error *e
                    : "";
     bool ok = hybridi_bind_all(model, &b);
     free(b.fold);
+    quantization_free(&quantized);
     if (!ok) hybrid_close(model);
     return ok;
 }

@@ -12,6 +12,12 @@ static const struct {
 } models[] = {{MODELS "kimi-linear-tiny", 6e-6}, {MODELS "kimi-k3-tiny", 5e-5}};
 #define N_MODELS (sizeof models / sizeof *models)
 
+/* The first of these with quantised weights. */
+static const char *const quantised[] = {MODELS "kimi-linear-tiny-int4",
+                                        MODELS "kimi-linear-tiny-int4-zp",
+                                        MODELS "kimi-linear-tiny-int8"};
+#define N_QUANTISED (sizeof quantised / sizeof *quantised)
+
 typedef struct reader {
     hybrid_workspace work;
     hybrid_session session;

@@ -207,7 +207,7 @@ static void mix_true(const mix_problem *p, size_t token, size_t head, double *wa
     const mla_desc *d = &p->desc;
     size_t width = mla_cache_width(d), n_keys = p->seq.n_past + token + 1;
     const float *q = p->absorbed + (token * d->n_heads + head) * mla_query_stride(d);
-    linear cached = {d->cache, n_keys, width, (const unsigned char *)p->seq.cache, NULL};
+    linear cached = linear_plain(d->cache, n_keys, width, p->seq.cache);
     float key[128];
     double top = -HUGE_VAL, sum = 0, *score = (double *)test_alloc(n_keys * sizeof *score);
     for (size_t j = 0; j < n_keys; j++) {
