@@ -18,6 +18,7 @@
 #include "output.h"
 #include "parallel.h"
 #include "random.h"
+#include "safetensors_write.h"
 #include "tokens.h"
 
 #include <errno.h>
@@ -188,20 +189,11 @@ static bool read_input(const options *o, tokenizer *t, token_list *list, error *
 /* A safetensors file of one tensor: hidden [layers][tokens][dim]. */
 static bool write_hidden(const char *path, const float *hidden, size_t layers, size_t tokens,
                          size_t dim, error *e) {
-    output out = {path, "", NULL};
-    char header[256];
-    int n = snprintf(header, sizeof header,
-                     "{\"hidden\":{\"dtype\":\"F32\",\"shape\":[%zu,%zu,%zu],"
-                     "\"data_offsets\":[0,%zu]}}",
-                     layers, tokens, dim, layers * tokens * dim * 4);
-    size_t length = ((size_t)n + 7) / 8 * 8; /* padded with spaces: the data starts aligned */
-    memset(header + n, ' ', length - (size_t)n);
-    unsigned char prefix[8];
-    for (size_t b = 0; b < 8; b++) prefix[b] = (unsigned char)((uint64_t)length >> 8 * b);
-    bool ok = output_open(&out, path, e) && output_bytes(&out, prefix, sizeof prefix, e) &&
-              output_bytes(&out, header, length, e);
-    ok = ok && output_floats(&out, hidden, layers * tokens * dim, e);
-    return output_close(&out, ok, e);
+    size_t dims[3] = {layers, tokens, dim};
+    st_writer w;
+    bool ok = st_writer_open(&w, path, e) && st_writer_add(&w, "hidden", ST_F32, dims, 3, e) &&
+              st_writer_floats(&w, hidden, layers * tokens * dim, e);
+    return st_writer_close(&w, ok, e);
 }
 
 /* ---- Choosing a token ---- */
