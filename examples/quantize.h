@@ -1,0 +1,311 @@
+/* quantize.h - a row of floats as codes of 4 or 8 bits with scales, as compressed-tensors lays out.
+ *
+ * In one source file of a program (this also brings in the bodies of linear.h):
+ *
+ *     #define QUANTIZE_IMPLEMENTATION
+ *     #include "quantize.h"
+ *
+ * WHAT A CODE STANDS FOR
+ *   QUANTIZE_INT8   q * s,       q from -128 to 127, s a bf16 number
+ *   QUANTIZE_INT4   (q - z) * s, q from -8 to 7, s a bf16 number; z from -8 to 7, or always 0
+ *   QUANTIZE_MXFP4  m * 2^x,     m one of 0, .5, 1, 1.5, 2, 3, 4, 6 and their negatives, x from
+ *                                -127 to 127
+ *
+ * HOW THEY ARE CHOSEN
+ *   q is (w / s) + z rounded to the nearest integer of its range, m is w / 2^x rounded to the
+ *   nearest of its values; both the even one of two (of m: that of the even code). s is what the
+ *   file will hold, already rounded to bf16. Of the candidates for s, z and x the one with the least
+ *   sum of squared errors over the elements that share them is taken, the first of equals:
+ *   symmetric   max|w| / d, where d is qmax + .5 (the rule of compressed-tensors), qmax, qmax + 1
+ *               and (qmax + .5) times 1.05 to 1.4: where the largest is clipped, it may be for the
+ *               good of the others
+ *   asymmetric  those, with z = 0; and f (max - min) / 15, f from 1 to .7, where min <= 0 <= max,
+ *               with z = -8 - f min / s rounded
+ *   both        then the s that fits the codes so found best, sum(w q) / sum(q^2) where q is
+ *               without z, if it is better after rounding
+ *   MXFP4       floor(log2 max|w|) - 2 (the rule of the OCP Microscaling specification 1.0, 6.3,
+ *               which clips what is above 6 * 2^x), one more, and one less
+ *   Where all elements are zero s is 1, z is 0, x is 0. A candidate that rounds to zero is the least
+ *   positive bf16 number instead.
+ *
+ * Every function is static: this header is for programs of one source file.
+ */
+#ifndef QUANTIZE_H
+#define QUANTIZE_H
+
+#include "linear.h"
+
+typedef enum quantize_kind {
+    QUANTIZE_INT8 = 1,
+    QUANTIZE_INT4 = 2,
+    QUANTIZE_MXFP4 = 3
+} quantize_kind;
+
+typedef struct quantize_format {
+    quantize_kind kind;
+    size_t group;    /* elements of a row that share a scale; 0: all of them. MXFP4: 32 */
+    bool asymmetric; /* INT4: with zero points */
+} quantize_format;
+
+/* Of a row of `cols` elements: scales, bytes of codes, and bytes of one scale. */
+LINEAR_API size_t quantize_groups(const quantize_format *f, size_t cols);
+LINEAR_API size_t quantize_row_bytes(const quantize_format *f, size_t cols);
+LINEAR_API size_t quantize_scale_bytes(const quantize_format *f);
+
+/* Quantises w [cols], finite numbers; cols is a multiple of f->group. Codes, quantize_row_bytes of
+ * them: INT8 a byte each; else half a byte each, the first element in the low half of the first
+ * byte, INT4 as q + 8 and MXFP4 as the sign and the place of |m| in the list above; what is left of
+ * the last byte or word is 0. Scales, little-endian, one a group: bf16, or MXFP4 the byte x + 127.
+ * Zeros, one a group, if f->asymmetric. Returns the sum of the squared errors. */
+LINEAR_API double quantize_row(const quantize_format *f, const float *w, size_t cols,
+                               unsigned char *codes, unsigned char *scales, signed char *zeros);
+
+/* Packs the zeros [rows][groups] of a matrix into words [ceil(rows / 8)][groups], little-endian:
+ * row r is z + 8 in bits 4 (r % 8) to 4 (r % 8) + 3 of word r / 8. */
+LINEAR_API void quantize_pack_zeros(const signed char *zeros, size_t rows, size_t groups,
+                                    unsigned char *words);
+
+#endif
+
+#if defined(QUANTIZE_IMPLEMENTATION) && !defined(QUANTIZEI_IMPLEMENTED)
+#define QUANTIZEI_IMPLEMENTED
+
+#if !defined(LINEAR_IMPLEMENTATION)
+#define LINEAR_IMPLEMENTATION
+#endif
+#include "linear.h"
+
+#include <float.h>
+#include <math.h>
+
+/* ---- Sizes ---- */
+
+LINEAR_API size_t quantize_groups(const quantize_format *f, size_t cols) {
+    return f->group ? cols / f->group : 1;
+}
+
+LINEAR_API size_t quantize_row_bytes(const quantize_format *f, size_t cols) {
+    switch (f->kind) {
+    case QUANTIZE_INT8: return cols;
+    case QUANTIZE_INT4: return cols / 8 * 4 + (cols % 8 ? 4 : 0);
+    case QUANTIZE_MXFP4: break;
+    }
+    return cols / 2 + cols % 2;
+}
+
+LINEAR_API size_t quantize_scale_bytes(const quantize_format *f) {
+    return f->kind == QUANTIZE_MXFP4 ? 1 : 2;
+}
+
+/* ---- Rounding ---- */
+
+/* The nearest integer, the even one of two; |x| < 2^22. */
+static inline float quantizei_round(float x) {
+#if FLT_EVAL_METHOD == 0
+    return (x + 0x1.8p23f) - 0x1.8p23f; /* in the way of no vector instruction, as rintf may be */
+#else
+    return rintf(x);
+#endif
+}
+
+static inline float quantizei_integer(float x, float low, float high) {
+    float clipped = x < low ? low : x > high ? high : x;
+    return quantizei_round(clipped);
+}
+
+/* Rounds to a multiple of .5, 1 or 2: the numbers of two bits behind each leading one. */
+static inline float quantizei_e2m1(float x) {
+    float a = fabsf(x), clipped = a > 6 ? 6 : a;
+    float fine = quantizei_round(2 * clipped) * 0.5f;
+    float middle = quantizei_round(clipped);
+    float coarse = quantizei_round(clipped * 0.5f) * 2;
+    float nearest = clipped < 2 ? fine : clipped < 4 ? middle : coarse;
+    return x < 0 ? -nearest : nearest;
+}
+
+/* ---- One group ---- */
+
+typedef struct quantizei_group {
+    const float *w;
+    size_t n;
+    quantize_kind kind;
+    float least, most;        /* codes, without their zero point: of integers */
+    double low, high, larger; /* of w and 0: smallest, largest, largest magnitude */
+} quantizei_group;
+
+typedef struct quantizei_choice {
+    float scale;
+    int zero;
+    double error; /* the sum of squares; negative: nothing chosen */
+} quantizei_choice;
+
+#define QUANTIZEI_LANES 8
+#define QUANTIZEI_SPAN 512 /* squares that are summed in float32 */
+
+/* Sums the squares of w / scale - nearest(w / scale) in lanes, so that compilers may use vector
+ * instructions, and in one order. */
+#define QUANTIZEI_SUM(nearest)                                                                     \
+    double total = 0;                                                                              \
+    for (size_t first = 0; first < g->n; first += QUANTIZEI_SPAN) {                                \
+        float lanes[QUANTIZEI_LANES] = {0};                                                        \
+        size_t left = g->n - first, count = left < QUANTIZEI_SPAN ? left : QUANTIZEI_SPAN, i = 0;  \
+        for (; i + QUANTIZEI_LANES <= count; i += QUANTIZEI_LANES)                                 \
+            for (size_t l = 0; l < QUANTIZEI_LANES; l++) {                                         \
+                float x = g->w[first + i + l] / scale, difference = x - (nearest);                 \
+                lanes[l] += difference * difference;                                               \
+            }                                                                                      \
+        for (; i < count; i++) {                                                                   \
+            float x = g->w[first + i] / scale, difference = x - (nearest);                         \
+            lanes[i % QUANTIZEI_LANES] += difference * difference;                                 \
+        }                                                                                          \
+        for (size_t l = 0; l < QUANTIZEI_LANES; l++) total += (double)lanes[l];                    \
+    }                                                                                              \
+    return total * (double)scale * (double)scale
+
+static double quantizei_integer_error(const quantizei_group *g, float scale, float least,
+                                      float most) {
+    QUANTIZEI_SUM(quantizei_integer(x, least, most));
+}
+
+static double quantizei_e2m1_error(const quantizei_group *g, float scale) {
+    QUANTIZEI_SUM(quantizei_e2m1(x));
+}
+
+/* Takes a scale if it is better than what is chosen. */
+static void quantizei_try(const quantizei_group *g, double scale, int zero,
+                          quantizei_choice *best) {
+    quantizei_choice new_one = {0, zero, 0};
+    if (g->kind == QUANTIZE_MXFP4) {
+        new_one.scale = (float)scale;
+        new_one.error = quantizei_e2m1_error(g, new_one.scale);
+    } else {
+        new_one.scale = linear_from_bf16(linear_to_bf16((float)scale));
+        if (!(new_one.scale > 0)) new_one.scale = linear_from_bf16(1);
+        new_one.error = quantizei_integer_error(g, new_one.scale, g->least - (float)zero,
+                                                g->most - (float)zero);
+    }
+    if (best->error < 0 || new_one.error < best->error) *best = new_one;
+}
+
+/* The scale that fits the codes of the chosen one best. */
+static void quantizei_refine(const quantizei_group *g, quantizei_choice *best) {
+    double product = 0, square = 0;
+    for (size_t i = 0; i < g->n; i++) {
+        double q = (double)quantizei_integer(g->w[i] / best->scale, g->least - (float)best->zero,
+                                             g->most - (float)best->zero);
+        product += q * (double)g->w[i];
+        square += q * q;
+    }
+    if (square > 0 && product > 0) quantizei_try(g, product / square, best->zero, best);
+}
+
+static void quantizei_choose_integer(const quantizei_group *g, bool asymmetric,
+                                     quantizei_choice *best) {
+    static const double beyond[] = {1.05, 1.1, 1.15, 1.2, 1.3, 1.4};
+    static const double parts[] = {1, .95, .9, .85, .8, .7};
+    double middle = (double)g->most + 0.5;
+    quantizei_try(g, g->larger / middle, 0, best);
+    quantizei_try(g, g->larger / (middle - 0.5), 0, best);
+    quantizei_try(g, g->larger / (middle + 0.5), 0, best);
+    for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++)
+        quantizei_try(g, g->larger / (middle * beyond[i]), 0, best);
+    for (size_t i = 0; asymmetric && i < sizeof parts / sizeof *parts; i++) {
+        double scale = (g->high - g->low) * parts[i] / (double)(g->most - g->least);
+        double zero = rint((double)g->least - parts[i] * g->low / scale);
+        zero = zero < (double)g->least ? (double)g->least : zero;
+        zero = zero > (double)g->most ? (double)g->most : zero;
+        quantizei_try(g, scale, (int)zero, best);
+    }
+    quantizei_refine(g, best);
+}
+
+static void quantizei_choose_exponent(const quantizei_group *g, quantizei_choice *best) {
+    static const int offsets[] = {0, 1, -1};
+    int exponent;
+    frexp(g->larger, &exponent); /* larger is at least 2^(exponent - 1) and below 2^exponent */
+    for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
+        int x = exponent - 3 + offsets[i];
+        quantizei_try(g, ldexp(1, x < -127 ? -127 : x > 127 ? 127 : x), 0, best);
+    }
+}
+
+static quantizei_choice quantizei_choose(const quantize_format *f, const float *w, size_t n) {
+    quantizei_group g = {w, n, f->kind, -8, 7, 0, 0, 0};
+    quantizei_choice best = {1, 0, -1};
+    if (f->kind == QUANTIZE_INT8) g.least = -128, g.most = 127;
+    float low = 0, high = 0;
+    for (size_t i = 0; i < n; i++) {
+        low = w[i] < low ? w[i] : low;
+        high = w[i] > high ? w[i] : high;
+    }
+    g.low = (double)low, g.high = (double)high;
+    g.larger = -g.low > g.high ? -g.low : g.high;
+    if (!(g.larger > 0))
+        best.error = 0;
+    else if (f->kind == QUANTIZE_MXFP4)
+        quantizei_choose_exponent(&g, &best);
+    else
+        quantizei_choose_integer(&g, f->asymmetric, &best);
+    return best;
+}
+
+/* ---- A row ---- */
+
+/* The code of one number: what is stored, as an unsigned number. */
+static unsigned quantizei_code(const quantize_format *f, float w, const quantizei_choice *c) {
+    float x = w / c->scale;
+    if (f->kind == QUANTIZE_MXFP4) {
+        float m = fabsf(quantizei_e2m1(x));
+        float place = m < 2 ? 2 * m : m < 4 ? m + 2 : m / 2 + 4;
+        return (unsigned)place | (signbit(w) ? 8u : 0);
+    }
+    if (f->kind == QUANTIZE_INT8) return (unsigned)(int)quantizei_integer(x, -128, 127) & 0xffu;
+    float zero = (float)c->zero;
+    return (unsigned)(int)(quantizei_integer(x, -8 - zero, 7 - zero) + zero + 8);
+}
+
+static void quantizei_store_scale(const quantize_format *f, float scale, unsigned char *out) {
+    if (f->kind == QUANTIZE_MXFP4) {
+        int exponent;
+        frexpf(scale, &exponent); /* a power of two is .5 times 2^exponent */
+        out[0] = (unsigned char)(exponent - 1 + 127);
+    } else {
+        uint16_t bits = linear_to_bf16(scale);
+        out[0] = (unsigned char)(bits & 0xff);
+        out[1] = (unsigned char)(bits >> 8);
+    }
+}
+
+LINEAR_API double quantize_row(const quantize_format *f, const float *w, size_t cols,
+                               unsigned char *codes, unsigned char *scales, signed char *zeros) {
+    size_t groups = quantize_groups(f, cols), group = cols / groups;
+    double squares = 0;
+    memset(codes, 0, quantize_row_bytes(f, cols));
+    for (size_t k = 0; k < groups; k++) {
+        quantizei_choice c = quantizei_choose(f, w + k * group, group);
+        for (size_t i = k * group; i < (k + 1) * group; i++) {
+            unsigned code = quantizei_code(f, w[i], &c);
+            if (f->kind == QUANTIZE_INT8)
+                codes[i] = (unsigned char)code;
+            else
+                codes[i / 2] = (unsigned char)(codes[i / 2] | code << 4 * (i % 2));
+        }
+        quantizei_store_scale(f, c.scale, scales + k * quantize_scale_bytes(f));
+        if (f->asymmetric) zeros[k] = (signed char)c.zero;
+        squares += c.error;
+    }
+    return squares;
+}
+
+LINEAR_API void quantize_pack_zeros(const signed char *zeros, size_t rows, size_t groups,
+                                    unsigned char *words) {
+    memset(words, 0, (rows + 7) / 8 * groups * 4);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t k = 0; k < groups; k++) {
+            unsigned char *byte = words + (r / 8 * groups + k) * 4 + r % 8 / 2;
+            unsigned code = (unsigned)(zeros[r * groups + k] + 8);
+            *byte = (unsigned char)(*byte | code << 4 * (r % 2));
+        }
+}
+
+#endif
