@@ -52,7 +52,8 @@ LINEAR_API size_t quantize_groups(const quantize_format *f, size_t cols);
 LINEAR_API size_t quantize_row_bytes(const quantize_format *f, size_t cols);
 LINEAR_API size_t quantize_scale_bytes(const quantize_format *f);
 
-/* Quantises w [cols], finite numbers; cols is a multiple of f->group. Codes, quantize_row_bytes of
+/* Quantises w [cols], finite numbers; cols is a multiple of f->group, which is
+ * even. Codes, quantize_row_bytes of
  * them: INT8 a byte each; else half a byte each, the first element in the low half of the first
  * byte, INT4 as q + 8 and MXFP4 as the sign and the place of |m| in the list above; what is left of
  * the last byte or word is 0. Scales, little-endian, one a group: bf16, or MXFP4 the byte x + 127.
@@ -99,28 +100,41 @@ LINEAR_API size_t quantize_scale_bytes(const quantize_format *f) {
 
 /* ---- Rounding ---- */
 
-/* The nearest integer, the even one of two; |x| < 2^22. */
-static inline float quantizei_round(float x) {
+/* The nearest multiple of a power of two, the even one of two; |x| < 2^22 step. */
+static inline float quantizei_round(float x, float step) {
 #if FLT_EVAL_METHOD == 0
-    return (x + 0x1.8p23f) - 0x1.8p23f; /* in the way of no vector instruction, as rintf may be */
+    float magic = 0x1.8p23f * step; /* rounds in every instruction set, where rintf is a call */
+    return (x + magic) - magic;
 #else
-    return rintf(x);
+    return rintf(x / step) * step;
 #endif
 }
 
 static inline float quantizei_integer(float x, float low, float high) {
-    float clipped = x < low ? low : x > high ? high : x;
-    return quantizei_round(clipped);
+    float above = x < low ? low : x, clipped = above > high ? high : above;
+    return quantizei_round(clipped, 1);
 }
 
-/* Rounds to a multiple of .5, 1 or 2: the numbers of two bits behind each leading one. */
+static inline int32_t quantizei_bits(float x) {
+    int32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float quantizei_from_bits(int32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* Of a magnitude: two bits from the leading one on, and steps of .5 below 1. Positive floats are
+ * compared as integers, which takes no branches. */
 static inline float quantizei_e2m1(float x) {
-    float a = fabsf(x), clipped = a > 6 ? 6 : a;
-    float fine = quantizei_round(2 * clipped) * 0.5f;
-    float middle = quantizei_round(clipped);
-    float coarse = quantizei_round(clipped * 0.5f) * 2;
-    float nearest = clipped < 2 ? fine : clipped < 4 ? middle : coarse;
-    return x < 0 ? -nearest : nearest;
+    const int32_t one = 0x3f800000, six = 0x40c00000;
+    int32_t bits = quantizei_bits(x);
+    bits = bits < six ? bits : six;
+    int32_t power = (bits > one ? bits : one) & 0x7f800000;
+    return quantizei_round(quantizei_from_bits(bits), quantizei_from_bits(power) * 0.5f);
 }
 
 /* ---- One group ---- */
@@ -140,35 +154,38 @@ typedef struct quantizei_choice {
 } quantizei_choice;
 
 #define QUANTIZEI_LANES 8
-#define QUANTIZEI_SPAN 512 /* squares that are summed in float32 */
+#define QUANTIZEI_SPAN 512 /* products that are summed in float32 */
 
-/* Sums the squares of w / scale - nearest(w / scale) in lanes, so that compilers may use vector
- * instructions, and in one order. */
-#define QUANTIZEI_SUM(nearest)                                                                     \
-    double total = 0;                                                                              \
+/* Sums a * b over a group, where x is an element divided by `scale` and q, a and b are expressions:
+ * in lanes, so that compilers may use vector instructions, and in one order. */
+#define QUANTIZEI_SUM(total, q_of_x, a, b)                                                         \
     for (size_t first = 0; first < g->n; first += QUANTIZEI_SPAN) {                                \
         float lanes[QUANTIZEI_LANES] = {0};                                                        \
         size_t left = g->n - first, count = left < QUANTIZEI_SPAN ? left : QUANTIZEI_SPAN, i = 0;  \
         for (; i + QUANTIZEI_LANES <= count; i += QUANTIZEI_LANES)                                 \
             for (size_t l = 0; l < QUANTIZEI_LANES; l++) {                                         \
-                float x = g->w[first + i + l] / scale, difference = x - (nearest);                 \
-                lanes[l] += difference * difference;                                               \
+                float x = g->w[first + i + l] / scale, q = q_of_x;                                 \
+                lanes[l] += (a) * (b);                                                             \
             }                                                                                      \
         for (; i < count; i++) {                                                                   \
-            float x = g->w[first + i] / scale, difference = x - (nearest);                         \
-            lanes[i % QUANTIZEI_LANES] += difference * difference;                                 \
+            float x = g->w[first + i] / scale, q = q_of_x;                                         \
+            lanes[i % QUANTIZEI_LANES] += (a) * (b);                                               \
         }                                                                                          \
         for (size_t l = 0; l < QUANTIZEI_LANES; l++) total += (double)lanes[l];                    \
-    }                                                                                              \
-    return total * (double)scale * (double)scale
+    }
 
+/* The sum of squared errors in units of scale^2. */
 static double quantizei_integer_error(const quantizei_group *g, float scale, float least,
                                       float most) {
-    QUANTIZEI_SUM(quantizei_integer(x, least, most));
+    double total = 0;
+    QUANTIZEI_SUM(total, quantizei_integer(x, least, most), x - q, x - q)
+    return total;
 }
 
 static double quantizei_e2m1_error(const quantizei_group *g, float scale) {
-    QUANTIZEI_SUM(quantizei_e2m1(x));
+    double total = 0;
+    QUANTIZEI_SUM(total, quantizei_e2m1(fabsf(x)), fabsf(x) - q, fabsf(x) - q)
+    return total;
 }
 
 /* Takes a scale if it is better than what is chosen. */
@@ -184,19 +201,19 @@ static void quantizei_try(const quantizei_group *g, double scale, int zero,
         new_one.error = quantizei_integer_error(g, new_one.scale, g->least - (float)zero,
                                                 g->most - (float)zero);
     }
+    new_one.error *= (double)new_one.scale * (double)new_one.scale;
     if (best->error < 0 || new_one.error < best->error) *best = new_one;
 }
 
 /* The scale that fits the codes of the chosen one best. */
 static void quantizei_refine(const quantizei_group *g, quantizei_choice *best) {
+    float scale = best->scale, least = g->least - (float)best->zero;
+    float most = g->most - (float)best->zero;
     double product = 0, square = 0;
-    for (size_t i = 0; i < g->n; i++) {
-        double q = (double)quantizei_integer(g->w[i] / best->scale, g->least - (float)best->zero,
-                                             g->most - (float)best->zero);
-        product += q * (double)g->w[i];
-        square += q * q;
-    }
-    if (square > 0 && product > 0) quantizei_try(g, product / square, best->zero, best);
+    QUANTIZEI_SUM(product, quantizei_integer(x, least, most), x, q)
+    QUANTIZEI_SUM(square, quantizei_integer(x, least, most), q, q)
+    if (square > 0 && product > 0)
+        quantizei_try(g, (double)scale * (product / square), best->zero, best);
 }
 
 static void quantizei_choose_integer(const quantizei_group *g, bool asymmetric,
@@ -251,17 +268,41 @@ static quantizei_choice quantizei_choose(const quantize_format *f, const float *
 
 /* ---- A row ---- */
 
-/* The code of one number: what is stored, as an unsigned number. */
-static unsigned quantizei_code(const quantize_format *f, float w, const quantizei_choice *c) {
-    float x = w / c->scale;
+/* The codes of n numbers, a byte each. */
+static void quantizei_codes(const quantize_format *f, const float *w, size_t n,
+                            const quantizei_choice *c, unsigned char *codes) {
+    float least = f->kind == QUANTIZE_INT8 ? -128.0f : -8.0f - (float)c->zero;
+    float most = f->kind == QUANTIZE_INT8 ? 127.0f : 7.0f - (float)c->zero;
+    float first = f->kind == QUANTIZE_INT8 ? 0 : least; /* what code 0 stands for */
     if (f->kind == QUANTIZE_MXFP4) {
-        float m = fabsf(quantizei_e2m1(x));
-        float place = m < 2 ? 2 * m : m < 4 ? m + 2 : m / 2 + 4;
-        return (unsigned)place | (signbit(w) ? 8u : 0);
+        for (size_t i = 0; i < n; i++) {
+            float m = quantizei_e2m1(fabsf(w[i] / c->scale));
+            float place = m < 2 ? 2 * m : m < 4 ? m + 2 : m / 2 + 4;
+            codes[i] = (unsigned char)((int)place | (signbit(w[i]) ? 8 : 0));
+        }
+    } else {
+        for (size_t i = 0; i < n; i++)
+            codes[i] =
+                (unsigned char)(int)(quantizei_integer(w[i] / c->scale, least, most) - first);
     }
-    if (f->kind == QUANTIZE_INT8) return (unsigned)(int)quantizei_integer(x, -128, 127) & 0xffu;
-    float zero = (float)c->zero;
-    return (unsigned)(int)(quantizei_integer(x, -8 - zero, 7 - zero) + zero + 8);
+}
+
+#define QUANTIZEI_CHUNK 64
+
+/* Stores the codes of n numbers from place `at` of a row on, which is even but for INT8. */
+static void quantizei_store_codes(const quantize_format *f, const float *w, size_t n,
+                                  const quantizei_choice *c, unsigned char *row, size_t at) {
+    unsigned char codes[QUANTIZEI_CHUNK + 1];
+    for (size_t first = 0, count; first < n; first += count) {
+        count = n - first < QUANTIZEI_CHUNK ? n - first : QUANTIZEI_CHUNK;
+        quantizei_codes(f, w + first, count, c, codes);
+        codes[count] = 0; /* the other half of the last byte */
+        if (f->kind == QUANTIZE_INT8)
+            memcpy(row + at + first, codes, count);
+        else
+            for (size_t i = 0; i < count; i += 2)
+                row[(at + first + i) / 2] = (unsigned char)(codes[i] | codes[i + 1] << 4);
+    }
 }
 
 static void quantizei_store_scale(const quantize_format *f, float scale, unsigned char *out) {
@@ -283,13 +324,7 @@ LINEAR_API double quantize_row(const quantize_format *f, const float *w, size_t 
     memset(codes, 0, quantize_row_bytes(f, cols));
     for (size_t k = 0; k < groups; k++) {
         quantizei_choice c = quantizei_choose(f, w + k * group, group);
-        for (size_t i = k * group; i < (k + 1) * group; i++) {
-            unsigned code = quantizei_code(f, w[i], &c);
-            if (f->kind == QUANTIZE_INT8)
-                codes[i] = (unsigned char)code;
-            else
-                codes[i / 2] = (unsigned char)(codes[i / 2] | code << 4 * (i % 2));
-        }
+        quantizei_store_codes(f, w + k * group, group, &c, codes, k * group);
         quantizei_store_scale(f, c.scale, scales + k * quantize_scale_bytes(f));
         if (f->asymmetric) zeros[k] = (signed char)c.zero;
         squares += c.error;
