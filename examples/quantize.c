@@ -4,8 +4,8 @@
  *     build/quantize MODEL_DIR OUT_DIR --format int4 --group 32 --asymmetric
  *     build/quantize MODEL_DIR OUT_DIR --format int8
  *
- * quantize.h says what numbers become. Here are the files: the matrices of `quantised` below are
- * replaced, every other tensor is copied bit for bit, each shard becomes a shard of the same name,
+ * quantize.h says what numbers become, quantize_config.h which matrices are quantised. Here are the
+ * files: those matrices are replaced, every other tensor is copied bit for bit, each shard becomes a shard of the same name,
  * config.json says in quantization_config what was done and is otherwise the same text, and other
  * files are copied, but for safetensors.
  *
@@ -17,15 +17,13 @@
  * Exit status: 0, or 1 for bad input, or 2 for bad usage, with one line on stderr.
  */
 #define KDA_NO_SIMD /* of kda.h nothing runs here */
-#define QUANTIZE_IMPLEMENTATION
-#include "quantize.h"
+#define QUANTIZE_CONFIG_IMPLEMENTATION
+#include "quantize_config.h"
 
 #include "arguments.h"
 #include "output.h"
 #include "safetensors_write.h"
 
-#include <ctype.h>
-#include <stdarg.h>
 #include <time.h>
 
 #if JSON_POSIX
@@ -56,7 +54,6 @@ static const char help[] =
  * 28.8 GB with groups of 32, 27.3 with 64 and 26.6 with 128. */
 #define DEFAULT_GROUP 64
 #define PATH_BYTES 4096
-#define NAME_BYTES 192
 #define BLOCK_BYTES ((size_t)1 << 22)
 #define BLOCK_ROWS 4096
 #define CONFIG_LIMIT ((size_t)1 << 24)
@@ -70,16 +67,11 @@ typedef struct options {
     bool group_given, asymmetric, help;
 } options;
 
-static const struct {
-    const char *name, *published; /* as the option, and as quantization_config calls it */
-} format_names[] = {{"", ""},
-                    {"int8", "int-quantized"},
-                    {"int4", "pack-quantized"},
-                    {"mxfp4", "mxfp4-pack-quantized"}};
+static const char *const format_names[] = {"", "int8", "int4", "mxfp4"};
 
 static bool read_format(const char *name, const char *text, void *place, error *e) {
     for (size_t i = 1; i < sizeof format_names / sizeof *format_names; i++)
-        if (strcmp(text, format_names[i].name) == 0) {
+        if (strcmp(text, format_names[i]) == 0) {
             *(quantize_kind *)place = (quantize_kind)i;
             return true;
         }
@@ -120,8 +112,7 @@ static bool parse_arguments(options *o, int argc, char **argv, error *e) {
     if (!o->format.kind) return error_set(e, "expected --format int8, int4 or mxfp4");
     if (o->format.kind != QUANTIZE_INT4 && (o->group_given || o->asymmetric))
         return error_set(e, "%s: expected only with --format int4, found %s",
-                         o->asymmetric ? "--asymmetric" : "--group",
-                         format_names[o->format.kind].name);
+                         o->asymmetric ? "--asymmetric" : "--group", format_names[o->format.kind]);
     o->format.asymmetric = o->asymmetric;
     o->format.group = o->format.kind == QUANTIZE_INT8    ? 0
                       : o->format.kind == QUANTIZE_MXFP4 ? LINEAR_MXFP4_GROUP
@@ -129,55 +120,7 @@ static bool parse_arguments(options *o, int argc, char **argv, error *e) {
     return true;
 }
 
-/* ---- Which tensors ---- */
-
-/* What is quantised; # stands for a number. A model may have "language_model." before each. */
-static const char *const quantised[] = {"model.layers.#.self_attn.q_proj.weight",
-                                        "model.layers.#.self_attn.k_proj.weight",
-                                        "model.layers.#.self_attn.v_proj.weight",
-                                        "model.layers.#.self_attn.o_proj.weight",
-                                        "model.layers.#.mlp.gate_proj.weight",
-                                        "model.layers.#.mlp.up_proj.weight",
-                                        "model.layers.#.mlp.down_proj.weight",
-                                        "model.layers.#.block_sparse_moe.experts.#.w1.weight",
-                                        "model.layers.#.block_sparse_moe.experts.#.w2.weight",
-                                        "model.layers.#.block_sparse_moe.experts.#.w3.weight",
-                                        "model.layers.#.block_sparse_moe.shared_experts.gate_proj."
-                                        "weight",
-                                        "model.layers.#.block_sparse_moe.shared_experts.up_proj."
-                                        "weight",
-                                        "model.layers.#.block_sparse_moe.shared_experts.down_proj."
-                                        "weight"};
-
-static bool matches(const char *name, const char *pattern) {
-    for (; *pattern; pattern++)
-        if (*pattern == '#') {
-            if (!isdigit((unsigned char)*name)) return false;
-            while (isdigit((unsigned char)*name)) name++;
-        } else if (*name++ != *pattern) {
-            return false;
-        }
-    return *name == '\0';
-}
-
-static bool ends_with(const char *name, const char *end) {
-    size_t length = strlen(name), rest = strlen(end);
-    return length >= rest && strcmp(name + length - rest, end) == 0;
-}
-
-static bool is_quantised(const char *name) {
-    static const char prefix[] = "language_model.";
-    if (strncmp(name, prefix, sizeof prefix - 1) == 0) name += sizeof prefix - 1;
-    for (size_t i = 0; i < sizeof quantised / sizeof *quantised; i++)
-        if (matches(name, quantised[i])) return strlen(name) < NAME_BYTES / 2;
-    return false;
-}
-
-/* Is this the weight of another Linear? Those that readers could take for quantised are listed. */
-static bool is_ignored(const st_tensor *t) {
-    return t->n_dims == 2 && ends_with(t->name, ".weight") && !is_quantised(t->name) &&
-           !ends_with(t->name, "embed_tokens.weight") && !ends_with(t->name, "_conv1d.weight");
-}
+/* ---- The run ---- */
 
 static linear_type type_of(const st_tensor *t) {
     switch (t->dtype) {
@@ -187,8 +130,6 @@ static linear_type type_of(const st_tensor *t) {
     default: return (linear_type)0;
     }
 }
-
-/* ---- The run ---- */
 
 typedef struct run {
     const options *o;
@@ -227,8 +168,9 @@ static bool check_tensor(const run *r, const st_tensor *t, error *e) {
     char expected[100];
     size_t group = r->o->format.group;
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-        if (ends_with(t->name, ends[i])) return refuse(t, e, "a model that is not quantised");
-    if (!is_quantised(t->name)) return true;
+        if (quantize_ends_with(t->name, ends[i]))
+            return refuse(t, e, "a model that is not quantised");
+    if (!quantize_is_chosen(t->name)) return true;
     if (!type_of(t)) return refuse(t, e, "F32, F16 or BF16, not quantised");
     if (t->n_dims != 2 || t->elements == 0) return refuse(t, e, "a matrix");
     if (group == 0 || t->dims[1] % group == 0) return true;
@@ -252,12 +194,12 @@ static bool list_tensors(run *r, error *e) {
     for (size_t i = 0; i < r->n; i++) {
         r->tensors[i] = st_at(&r->model, i);
         if (!check_tensor(r, r->tensors[i], e)) return false;
-        r->n_quantised += is_quantised(r->tensors[i]->name);
+        r->n_quantised += quantize_is_chosen(r->tensors[i]->name);
         r->bytes_in += r->tensors[i]->bytes;
     }
     qsort(r->tensors, r->n, sizeof *r->tensors, by_place);
     return r->n_quantised > 0 ||
-           error_set(e, "%s: expected a tensor like %s, found none", r->o->in, quantised[0]);
+           error_set(e, "%s: expected a tensor like %s, found none", r->o->in, QUANTIZE_EXAMPLE);
 }
 
 /* ---- Rows ---- */
@@ -285,7 +227,7 @@ static bool reserve_buffers(run *r, error *e) {
     size_t cols = 0, codes = 0, rows = 0, scales = 0, words = 0;
     for (size_t i = 0; i < r->n; i++) {
         const st_tensor *t = r->tensors[i];
-        if (!is_quantised(t->name)) continue;
+        if (!quantize_is_chosen(t->name)) continue;
         size_t block = block_rows(r, t), groups = quantize_groups(f, t->dims[1]);
         cols = larger_of(cols, t->dims[1]);
         rows = larger_of(rows, block);
@@ -364,7 +306,7 @@ static bool quantise_matrix(run *r, const st_tensor *t, st_writer *w, error *e) 
 
 /* What a tensor becomes: itself, or up to four others. */
 typedef struct part {
-    char stem[NAME_BYTES]; /* of a quantised one: the name is stem and end */
+    char stem[QUANTIZE_NAME]; /* of a quantised one: the name is stem and end */
     const char *name;
     st_dtype dtype;
     size_t n_dims, dims[ST_MAX_DIMS];
@@ -382,7 +324,7 @@ static part named_part(const st_tensor *t, const char *end, st_dtype dtype, size
 
 static size_t parts_of(const quantize_format *f, const st_tensor *t, part parts[4]) {
     size_t n = 0;
-    if (!is_quantised(t->name)) {
+    if (!quantize_is_chosen(t->name)) {
         memset(parts, 0, sizeof *parts);
         parts[0].name = t->name, parts[0].dtype = t->dtype, parts[0].n_dims = t->n_dims;
         memcpy(parts[0].dims, t->dims, sizeof t->dims);
@@ -419,7 +361,7 @@ static bool write_shape(const st_tensor *t, st_writer *w, error *e) {
 
 static bool write_tensor(run *r, const st_tensor *t, st_writer *w, error *e) {
     const quantize_format *f = &r->o->format;
-    if (!is_quantised(t->name)) return st_writer_bytes(w, t->data, t->bytes, e);
+    if (!quantize_is_chosen(t->name)) return st_writer_bytes(w, t->data, t->bytes, e);
     size_t rows = t->dims[0], groups = quantize_groups(f, t->dims[1]);
     if (!quantise_matrix(r, t, w, e) ||
         !st_writer_bytes(w, r->scales, rows * groups * quantize_scale_bytes(f), e))
@@ -512,212 +454,15 @@ static bool write_shards(run *r, error *e) {
     return strcmp(base_name(r->tensors[0]->file), "model.safetensors") == 0 || write_index(r, e);
 }
 
-/* ---- config.json ---- */
+/* ---- Other files ---- */
 
-typedef struct text {
-    char *bytes;
-    size_t length, room;
-    bool failed;                  /* no memory */
-    const char *newline, *indent; /* before a line, and once more for each level */
-} text;
-
-static void text_add(text *t, const char *bytes, size_t n) {
-    if (t->room - t->length < n + 1) {
-        size_t room = 2 * t->room + n + 4096;
-        char *larger = t->failed ? NULL : (char *)realloc(t->bytes, room);
-        t->failed = !larger;
-        if (t->failed) return;
-        t->bytes = larger, t->room = room;
-    }
-    memcpy(t->bytes + t->length, bytes, n);
-    t->length += n;
-    t->bytes[t->length] = '\0';
-}
-
-/* A new line at a level of its own. */
-#if defined(__GNUC__)
-__attribute__((format(printf, 3, 4)))
-#endif
-static void
-line(text *t, size_t level, const char *format, ...) {
-    char bytes[200];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(bytes, sizeof bytes, format, list);
-    va_end(list);
-    text_add(t, t->newline, strlen(t->newline));
-    for (size_t i = 0; i < level; i++) text_add(t, t->indent, strlen(t->indent));
-    text_add(t, bytes, strlen(bytes));
-}
-
-/* Past the string, array or object that begins at `at`, in text that is JSON. */
-static const char *past(const char *at) {
-    size_t depth = 0;
-    bool quoted = false;
-    do {
-        char c = *at++;
-        if (quoted && c == '\\')
-            at++;
-        else if (c == '"')
-            quoted = !quoted;
-        else if (!quoted && (c == '{' || c == '['))
-            depth++;
-        else if (!quoted && (c == '}' || c == ']'))
-            depth--;
-    } while (depth > 0 || quoted);
-    return at;
-}
-
-static const char *past_space(const char *at) {
-    return at + strspn(at, " \t\r\n");
-}
-
-/* The value of a member of the object that begins at `object`, or null. */
-static const char *find_object(const char *object, const char *quoted) {
-    size_t length = strlen(quoted);
-    for (const char *at = object + 1; *at && *at != '}';) {
-        if (!strchr("\"{[", *at)) {
-            at++;
-            continue;
-        }
-        const char *end = past(at), *colon = past_space(end);
-        if (*colon == ':' && (size_t)(end - at) == length && memcmp(at, quoted, length) == 0)
-            return past_space(colon + 1);
-        at = end;
-    }
-    return NULL;
-}
-
-/* The white space before the first member of an object, from the last line break on. */
-static char *line_start(const char *object) {
-    const char *member = past_space(object + 1), *from = member;
-    while (from > object + 1 && *from != '\n') from--;
-    if (*from != '\n') from = member;
-    size_t length = (size_t)(member - from);
-    char *start = (char *)malloc(length + 2);
-    if (!start) return NULL;
-    memcpy(start, from, length);
-    if (length == 0) start[length++] = '\n'; /* a text of one line */
-    start[length] = '\0';
-    return start;
-}
-
-static void describe_weights(text *t, const quantize_format *f) {
-    bool floats = f->kind == QUANTIZE_MXFP4;
-    line(t, 3, "\"weights\": {");
-    line(t, 4, "\"num_bits\": %d,", f->kind == QUANTIZE_INT8 ? 8 : 4);
-    line(t, 4, "\"type\": \"%s\",", floats ? "float" : "int");
-    line(t, 4, "\"symmetric\": %s,", f->asymmetric ? "false" : "true");
-    if (f->group)
-        line(t, 4, "\"group_size\": %zu,", f->group);
-    else
-        line(t, 4, "\"group_size\": null,");
-    line(t, 4, "\"strategy\": \"%s\",", f->group ? "group" : "channel");
-    if (floats) line(t, 4, "\"scale_dtype\": \"torch.uint8\",");
-    line(t, 4, "\"block_structure\": null,");
-    line(t, 4, "\"dynamic\": false,");
-    line(t, 4, "\"actorder\": null,");
-    line(t, 4, "\"observer\": \"mse\",");
-    line(t, 4, "\"observer_kwargs\": {}");
-    line(t, 3, "},");
-}
-
-static void list_ignored(text *t, const run *r) {
-    bool first = true;
-    line(t, 1, "\"ignore\": [");
-    for (size_t i = 0; i < st_count(&r->model); i++) {
-        const st_tensor *tensor = st_at(&r->model, i);
-        size_t length = strlen(tensor->name);
-        if (!is_ignored(tensor)) continue;
-        char *quoted = (char *)malloc(ST_QUOTED(length));
-        t->failed = t->failed || !quoted;
-        if (t->failed) break;
-        size_t n = st_quote(tensor->name, quoted) - strlen(".weight\"");
-        if (!first) text_add(t, ",", 1);
-        line(t, 2, "%s", "");
-        text_add(t, quoted, n);
-        text_add(t, "\"", 1);
-        first = false;
-        free(quoted);
-    }
-    line(t, 1, "]");
-}
-
-/* The member quantization_config. */
-static void describe(text *t, const run *r) {
-    const quantize_format *f = &r->o->format;
-    line(t, 0, "\"quantization_config\": {");
-    line(t, 1, "\"quant_method\": \"compressed-tensors\",");
-    line(t, 1, "\"format\": \"%s\",", format_names[f->kind].published);
-    line(t, 1, "\"quantization_status\": \"compressed\",");
-    line(t, 1, "\"global_compression_ratio\": null,");
-    line(t, 1, "\"kv_cache_scheme\": null,");
-    line(t, 1, "\"config_groups\": {");
-    line(t, 2, "\"group_0\": {");
-    line(t, 3, "\"targets\": [");
-    line(t, 4, "\"Linear\"");
-    line(t, 3, "],");
-    describe_weights(t, f);
-    line(t, 3, "\"input_activations\": null,");
-    line(t, 3, "\"output_activations\": null");
-    line(t, 2, "}");
-    line(t, 1, "},");
-    list_ignored(t, r);
-    line(t, 0, "}");
-}
-
-/* Makes in `new_text` the text of a config.json of a quantised model: as `old`, whose root is an
- * object, but with one member more, the last of text_config or else of the root. */
-static bool extend_config(const run *r, const char *path, const char *old, text *new_text,
-                          error *e) {
-    const char *root = past_space(old), *nested = find_object(root, "\"text_config\"");
-    const char *object = nested ? nested : root, *end = past(object) - 1;
-    char *start = line_start(object), *outer = line_start(root);
-    while (strchr(" \t\r\n", end[-1])) end--;
-    new_text->failed = !start || !outer;
-    if (!new_text->failed) {
-        new_text->newline = start;
-        new_text->indent = outer[1] ? outer + 1 : " ";
-        text_add(new_text, old, (size_t)(end - old));
-        if (end[-1] != '{') text_add(new_text, ",", 1);
-        describe(new_text, r);
-        text_add(new_text, end, strlen(end));
-    }
-    free(start);
-    free(outer);
-    new_text->newline = new_text->indent = NULL;
-    return !new_text->failed || error_set(e, "%s: no memory for its text", path);
-}
-
-/* A model that has not been quantised: its config.json says nothing of it. */
-static bool check_config(const char *path, const char *bytes, size_t length, error *e) {
-    static const char key[] = "quantization_config";
-    json document;
-    if (!json_parse(&document, path, bytes, length, e)) return false;
-    const json_value *root = json_root(&document), *nested = json_member(root, "text_config");
-    json_kind kind = json_kind_of(nested);
-    bool ok = json_kind_of(root) == JSON_OBJECT;
-    if (!ok)
-        error_set(e, "%s: expected an object, found %s", path, json_kind_name(root));
-    else if (kind != JSON_OBJECT && kind != JSON_NOTHING)
-        ok = error_set(e, "%s: key text_config: expected an object, found %s", path,
-                       json_kind_name(nested));
-    else if (json_member(root, key) || json_member(nested, key))
-        ok = error_set(e, "%s: key %s: expected none, as of a model that is not quantised", path,
-                       key);
-    json_free(&document);
-    return ok;
-}
-
-static bool write_config(const char *directory, const text *t, error *e) {
+static bool write_config(const char *directory, const char *text, error *e) {
     char path[PATH_BYTES];
     output out;
     if (!join(path, directory, "config.json", e)) return false;
-    bool ok = output_open(&out, path, e) && output_bytes(&out, t->bytes, t->length, e);
+    bool ok = output_open(&out, path, e) && write_text(&out, e, text);
     return output_close(&out, ok, e);
 }
-
-/* ---- Other files ---- */
 
 static bool copy_stream(FILE *file, const char *path, output *out, error *e) {
     char bytes[16384];
@@ -740,8 +485,8 @@ static bool copy_file(const options *o, const char *name, error *e) {
 
 /* Is this file written otherwise, or not part of the new model? */
 static bool is_replaced(const run *r, const char *name) {
-    if (ends_with(name, ".safetensors") || strcmp(name, "model.safetensors.index.json") == 0 ||
-        strcmp(name, "config.json") == 0)
+    if (quantize_ends_with(name, ".safetensors") ||
+        strcmp(name, "model.safetensors.index.json") == 0 || strcmp(name, "config.json") == 0)
         return true;
     for (size_t i = 0; i < r->n; i = end_of_shard(r, i))
         if (strcmp(name, base_name(r->tensors[i]->file)) == 0) return true;
@@ -817,14 +562,15 @@ static double seconds(void) {
 }
 
 /* Everything that can be refused before anything is written. */
-static bool prepare(run *r, text *config, error *e) {
+static bool prepare(run *r, char **config, error *e) {
     char path[PATH_BYTES], *old;
     size_t length;
     if (!join(path, r->o->in, "config.json", e) ||
         !json_read_file(path, CONFIG_LIMIT, &old, &length, e))
         return false;
-    bool ok = check_config(path, old, length, e) && st_open(&r->model, r->o->in, e) &&
-              list_tensors(r, e) && extend_config(r, path, old, config, e);
+    bool ok = quantize_config_check(path, old, length, e) && st_open(&r->model, r->o->in, e) &&
+              list_tensors(r, e) &&
+              quantize_config_extend(&r->o->format, &r->model, path, old, config, e);
     free(old);
     return ok && reserve_buffers(r, e) && parallel_open(&r->pool, r->o->threads, e) &&
            prepare_directory(r->o->out, e);
@@ -832,10 +578,10 @@ static bool prepare(run *r, text *config, error *e) {
 
 static bool run_all(run *r, error *e) {
     double start = seconds();
-    text config = {NULL, 0, 0, false, NULL, NULL};
+    char *config = NULL;
     bool ok = prepare(r, &config, e) && write_shards(r, e) && copy_files(r, e) &&
-              write_config(r->o->out, &config, e);
-    free(config.bytes);
+              write_config(r->o->out, config, e);
+    free(config);
     if (!ok) return false;
     fprintf(stderr,
             "quantize: %llu bytes of tensors became %llu; relative error of %zu matrices: mean "
