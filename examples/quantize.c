@@ -50,7 +50,7 @@ static const char help[] =
     "\n"
     "Exit status: 1 for bad input, 2 for bad usage.\n";
 
-/* Of a shape of Kimi-Linear-48B-A3B, 48.28e9 of whose 49.12e9 numbers are quantised, int4 takes
+/* By its shapes Kimi-Linear-48B-A3B, 48.28e9 of whose 49.12e9 numbers are quantised, needs in int4
  * 28.8 GB with groups of 32, 27.3 with 64 and 26.6 with 128. */
 #define DEFAULT_GROUP 64
 #define PATH_BYTES 4096
