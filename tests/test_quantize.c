@@ -830,7 +830,10 @@ static const struct {
     const char *options;
     double logits; /* of the driver from those of the same numbers as float32 */
     double bits;   /* more for each byte of a text, at most */
-} readable[] = {{"--format mxfp4", 1e-5, .09}};
+} readable[] = {{"--format int8", 1e-5, .01},
+                {"--format int4 --group 32", 1e-5, .03},
+                {"--format int4 --group 32 --asymmetric", 1e-5, .03},
+                {"--format mxfp4", 1e-5, .09}};
 #define N_READABLE (sizeof readable / sizeof *readable)
 
 static bool declare(st_writer *w, const st_checkpoint *made, const st_tensor *t, error *e) {
