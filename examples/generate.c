@@ -17,12 +17,13 @@
 #include "hybrid.h"
 #include "output.h"
 #include "parallel.h"
-#include "random.h"
+#include "run_options.h"
 #include "safetensors_write.h"
+#include "sample.h"
+#include "stop.h"
 #include "tokens.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -44,8 +45,11 @@ static const char help[] =
     "\n"
     "output\n"
     "  --generate N        tokens to generate (default 64): ids after --tokens, text after\n"
-    "                      --prompt, where an id that is no text is written <id>. An\n"
-    "                      end-of-text id does not stop it.\n"
+    "                      --prompt, where an id that is no text is written <id>, up to\n"
+    "                      the model's end of text: eos_token_id of generation_config.json,\n"
+    "                      or of config.json, or a special token called [EOS], <|im_end|>\n"
+    "                      or <|end_of_msg|>\n"
+    "  --ignore-stop       go on behind the end of text\n"
     "  --logits FILE       write float32 logits, little-endian, a row of vocab_size for\n"
     "                      each input token, and generate nothing\n"
     "  --dump-layers FILE  write safetensors: `hidden`, F32 [layers + 1, tokens, hidden],\n"
@@ -64,25 +68,12 @@ static const char help[] =
     "  --context N         begin as if N tokens had been read, with contents drawn from\n"
     "                      --seed: to measure what a long context costs\n"
     "\n"
-    "choice of each token\n"
-    "  --temperature X     0 takes the most likely, the lower id among equals (default 0)\n"
-    "  --top-k N           draw from the N most likely; 0 means all (default 0)\n"
-    "  --top-p X           draw from the most likely that hold X of the probability\n"
-    "                      (default 1)\n"
-    "  --seed N            of the draws (default 1)\n"
+    "choice of each token\n" SAMPLE_HELP
     "  --draft N           guess up to N tokens ahead from what the text repeats, and take\n"
-    "                      what the model agrees to, for temperature 0: the same output\n"
+    "                      what the model agrees to, for temperature 0 without a repetition\n"
+    "                      penalty: the same output\n"
     "\n"
-    "how to run\n"
-    "  --threads N         at least 1 (default: one a processor, at most 32); results do\n"
-    "                      not depend on it\n"
-    "  --cache TYPE        f32, f16 or bf16: numbers of the latent cache of full attention\n"
-    "                      (default f32); the others take half the memory and round\n"
-    "  --bf16-dots         with --cache bf16, round queries and weights of full attention\n"
-    "                      to bf16 too, where the processor multiplies such numbers\n"
-    "  --isa NAME          auto, scalar, avx2, avx512 or neon: which kernels run (default:\n"
-    "                      $KDA_ISA, or auto)\n"
-    "  --help              this text\n"
+    "how to run\n" RUN_HELP "  --help              this text\n"
     "\n"
     "Memory, before it is used, and speed go to standard error. Exit status: 1 for bad\n"
     "input, 2 for bad usage.\n";
@@ -93,30 +84,11 @@ static const char help[] =
 
 typedef struct options {
     const char *model, *tokens, *prompt, *logits, *dump, *save, *load, *depth_svg;
-    size_t generate, split, threads, context, draft;
-    linear_type cache;
-    kda_isa isa;
-    double temperature, top_p;
-    size_t top_k;
-    uint64_t seed;
-    bool show_depth, bf16_dots, help;
+    size_t generate, split, context, draft;
+    run_options how;
+    sample_options sampling;
+    bool show_depth, ignore_stop, help;
 } options;
-
-static bool read_isa(const char *name, const char *text, void *place, error *e) {
-    for (int isa = KDA_ISA_AUTO; isa <= KDA_ISA_NEON; isa++)
-        if (strcmp(text, kda_isa_name((kda_isa)isa)) == 0) {
-            *(kda_isa *)place = (kda_isa)isa;
-            return true;
-        }
-    return error_set(e, "%s: expected auto, scalar, avx2, avx512 or neon, found \"%.40s\"", name,
-                     text);
-}
-
-static bool read_cache(const char *name, const char *text, void *place, error *e) {
-    linear_type *type = (linear_type *)place;
-    if (linear_type_of(text, type) && linear_is_plain(*type)) return true;
-    return error_set(e, "%s: expected f32, f16 or bf16, found \"%.40s\"", name, text);
-}
 
 static const argument argument_list[] = {
     {"--tokens", ARGUMENT_TEXT, offsetof(options, tokens), 0, 0, NULL},
@@ -127,18 +99,13 @@ static const argument argument_list[] = {
     {"--dump-layers", ARGUMENT_TEXT, offsetof(options, dump), 0, 0, NULL},
     {"--show-depth", ARGUMENT_FLAG, offsetof(options, show_depth), 0, 0, NULL},
     {"--depth-svg", ARGUMENT_TEXT, offsetof(options, depth_svg), 0, 0, NULL},
-    {"--temperature", ARGUMENT_REAL, offsetof(options, temperature), 0, 1e6, NULL},
-    {"--top-k", ARGUMENT_SIZE, offsetof(options, top_k), 0, 0, NULL},
-    {"--top-p", ARGUMENT_REAL, offsetof(options, top_p), 1e-9, 1, NULL},
-    {"--seed", ARGUMENT_SEED, offsetof(options, seed), 0, 0, NULL},
+    {"--ignore-stop", ARGUMENT_FLAG, offsetof(options, ignore_stop), 0, 0, NULL},
+    SAMPLE_ARGUMENTS(options),
     {"--save-session", ARGUMENT_TEXT, offsetof(options, save), 0, 0, NULL},
     {"--load-session", ARGUMENT_TEXT, offsetof(options, load), 0, 0, NULL},
     {"--context", ARGUMENT_SIZE, offsetof(options, context), 0, 0, NULL},
     {"--draft", ARGUMENT_SIZE, offsetof(options, draft), 0, MOST_DRAFT, NULL},
-    {"--threads", ARGUMENT_SIZE, offsetof(options, threads), 1, PARALLEL_MAX_THREADS, NULL},
-    {"--cache", ARGUMENT_OTHER, offsetof(options, cache), 0, 0, read_cache},
-    {"--bf16-dots", ARGUMENT_FLAG, offsetof(options, bf16_dots), 0, 0, NULL},
-    {"--isa", ARGUMENT_OTHER, offsetof(options, isa), 0, 0, read_isa},
+    RUN_ARGUMENTS(options),
 };
 static const arguments argument_table = {
     argument_list, sizeof argument_list / sizeof *argument_list, "one MODEL_DIR", 1};
@@ -146,20 +113,21 @@ static const arguments argument_table = {
 static bool parse_arguments(options *o, int argc, char **argv, error *e) {
     memset(o, 0, sizeof *o);
     size_t n_models = 0;
-    o->generate = 64, o->split = SIZE_MAX, o->top_p = 1, o->seed = 1;
-    o->threads = parallel_default();
-    o->cache = LINEAR_F32;
-    const char *isa = getenv("KDA_ISA");
-    if (isa && !read_isa("KDA_ISA", isa, &o->isa, e)) return false;
-    if (!arguments_parse(&argument_table, o, &o->model, &n_models, &o->help, argc, argv, e))
+    o->generate = 64, o->split = SIZE_MAX;
+    o->sampling = sample_defaults();
+    if (!run_options_default(&o->how, e) ||
+        !arguments_parse(&argument_table, o, &o->model, &n_models, &o->help, argc, argv, e))
         return false;
     if (o->help) return true;
     if (!o->model) return error_set(e, "expected a MODEL_DIR");
     if (!o->tokens == !o->prompt) return error_set(e, "expected one of --tokens and --prompt");
     if (o->load && o->context > 0)
         return error_set(e, "expected one of --load-session and --context");
-    if (o->draft > 0 && o->temperature > 0)
-        return error_set(e, "--draft: expected temperature 0, found %g", o->temperature);
+    if (o->draft > 0 && o->sampling.temperature > 0)
+        return error_set(e, "--draft: expected temperature 0, found %g", o->sampling.temperature);
+    if (o->draft > 0 && o->sampling.repetition_penalty != 1)
+        return error_set(e, "--draft: expected a repetition penalty of 1, found %g",
+                         o->sampling.repetition_penalty);
     if (o->depth_svg) o->show_depth = true;
     if (o->logits || o->show_depth) o->generate = 0;
     return true;
@@ -196,65 +164,6 @@ static bool write_hidden(const char *path, const float *hidden, size_t layers, s
     return st_writer_close(&w, ok, e);
 }
 
-/* ---- Choosing a token ---- */
-
-typedef struct candidate {
-    float logit;
-    uint32_t id;
-    double weight; /* its probability, but for a factor */
-} candidate;
-
-typedef struct sampler {
-    double temperature, top_p;
-    size_t top_k;
-    random_state random;
-    candidate *candidates; /* [vocab] */
-} sampler;
-
-static int by_logit(const void *a, const void *b) {
-    const candidate *x = (const candidate *)a, *y = (const candidate *)b;
-    if (x->logit != y->logit) return x->logit > y->logit ? -1 : 1;
-    return x->id < y->id ? -1 : x->id > y->id;
-}
-
-static uint32_t most_likely(const float *logits, size_t vocab) {
-    size_t best = 0;
-    for (size_t i = 1; i < vocab; i++)
-        if (logits[i] > logits[best]) best = i;
-    return (uint32_t)best;
-}
-
-/* All candidates, the most likely first. */
-static void rank(sampler *s, const float *logits, size_t vocab) {
-    for (size_t i = 0; i < vocab; i++) {
-        s->candidates[i].id = (uint32_t)i;
-        s->candidates[i].logit = isnan(logits[i]) ? -HUGE_VALF : logits[i]; /* NaN has no order */
-    }
-    qsort(s->candidates, vocab, sizeof *s->candidates, by_logit);
-}
-
-static uint32_t draw(sampler *s, const float *logits, size_t vocab) {
-    size_t n = s->top_k > 0 && s->top_k < vocab ? s->top_k : vocab, kept = 0;
-    candidate *list = s->candidates;
-    double total = 0, held = 0;
-    rank(s, logits, vocab);
-    for (size_t i = 0; i < n; i++) {
-        list[i].weight = exp(((double)list[i].logit - (double)list[0].logit) / s->temperature);
-        total += list[i].weight;
-    }
-    while (kept < n && held < s->top_p * total) held += list[kept++].weight;
-    double left = random_uniform(&s->random) * held;
-    for (size_t i = 0; i < kept; i++) {
-        left -= list[i].weight;
-        if (left < 0) return list[i].id;
-    }
-    return list[kept ? kept - 1 : 0].id; /* rounding, or nothing finite to draw from */
-}
-
-static uint32_t choose(sampler *s, const float *logits, size_t vocab) {
-    return s->temperature > 0 ? draw(s, logits, vocab) : most_likely(logits, vocab);
-}
-
 /* ---- The run ---- */
 
 /* Tokens whose logits are held at a time with --logits. */
@@ -270,14 +179,16 @@ typedef struct run {
     size_t prompt_tokens;
     tokenizer tokenizer; /* of a --prompt; closed if the model has none */
     tokenizer_stream text;
-    float *logits; /* [LOGITS_BLOCK][vocab] with --logits, else [draft + 1][vocab] */
-    float *hidden; /* [layers + 1][input.n][hidden] with --dump-layers or --show-depth */
-    float *depth;  /* [2 layers + 1][input.n][sources] with --show-depth */
-    output out;    /* of --logits */
+    token_list stops; /* ids that end a text; empty with --tokens */
+    float *logits;    /* [LOGITS_BLOCK][vocab] with --logits, else [draft + 1][vocab] */
+    float *hidden;    /* [layers + 1][input.n][hidden] with --dump-layers or --show-depth */
+    float *depth;     /* [2 layers + 1][input.n][sources] with --show-depth */
+    output out;       /* of --logits */
     sampler sampling;
     size_t session_bytes, workspace_bytes, other_bytes; /* allocated */
     double prompt_seconds, generate_seconds;
-    size_t passes, proposed, accepted; /* with --draft */
+    size_t generated, passes, proposed, accepted; /* the last three with --draft */
+    bool stopped;                                 /* by the end of text */
 } run;
 
 static double seconds(void) {
@@ -304,30 +215,23 @@ static bool prepare_session(run *r, error *e) {
     if (past > SIZE_MAX / 4 || o->generate > SIZE_MAX / 2 - r->input.n - past)
         return error_set(e, "%zu tokens to generate after %zu cannot be counted", o->generate,
                          past);
-    if (!parallel_open(&r->pool, o->threads, e)) return false;
+    if (!parallel_open(&r->pool, o->how.threads, e)) return false;
     memset(&kept, 0, sizeof kept), memset(&how, 0, sizeof how);
     kept.capacity = how.capacity = past + r->input.n + o->generate;
-    kept.cache = o->cache;
+    kept.cache = o->how.cache;
     kept.max_draft = o->draft > 0 ? o->draft + 1 : 0;
     /* No more than the input fills, so that what is announced is used; no bit depends on it. */
     how.block = r->input.n < HYBRID_BLOCK ? r->input.n : HYBRID_BLOCK;
     if (how.block < HYBRID_MIN_BLOCK) how.block = HYBRID_MIN_BLOCK;
     if (how.block < kept.max_draft) how.block = kept.max_draft;
-    how.run.isa = o->isa;
-    how.run.pool = &r->pool;
-    how.run.bf16_dots = o->bf16_dots;
-    if (o->bf16_dots && !hybrid_has_bf16_dots(&r->model, o->cache, &how.run))
-        return error_set(e,
-                         "--bf16-dots: expected --cache bf16, a processor with AVX512-BF16 and "
-                         "latents in whole steps of %d",
-                         KERNELS_BF16_STEP);
+    if (!run_options_apply(&o->how, &r->model, &r->pool, &how.run, e)) return false;
     r->session_bytes = hybrid_session_bytes(&r->model, &kept);
     r->workspace_bytes = hybrid_workspace_bytes(&r->model, &how);
     return hybrid_session_open(&r->session, &r->model, &kept, e) &&
            hybrid_workspace_open(&r->work, &r->model, &how, e) &&
            hybrid_check_tokens(&r->session, r->input.ids, r->input.n, e) &&
            (!o->load || hybrid_session_load(&r->session, o->load, e)) &&
-           (o->context == 0 || hybrid_session_fill(&r->session, o->context, o->seed, e));
+           (o->context == 0 || hybrid_session_fill(&r->session, o->context, o->sampling.seed, e));
 }
 
 static bool prepare(run *r, error *e) {
@@ -336,17 +240,15 @@ static bool prepare(run *r, error *e) {
         !prepare_session(r, e))
         return false;
     const hybrid_config *c = &r->model.config;
-    void *logits, *candidates, *hidden = NULL, *depth = NULL;
+    void *logits, *hidden = NULL, *depth = NULL;
     size_t rows = o->logits ? LOGITS_BLOCK : o->draft + 1;
     bool ok = allocate(r, &logits, rows, c->vocab_size, sizeof(float), e);
     r->logits = (float *)logits;
-    ok = ok && allocate(r, &candidates, c->vocab_size, 1, sizeof(candidate), e);
-    if (!ok) return false;
-    r->sampling.candidates = (candidate *)candidates;
-    r->sampling.temperature = o->temperature;
-    r->sampling.top_k = o->top_k;
-    r->sampling.top_p = o->top_p;
-    r->sampling.random = random_seed(o->seed);
+    if (!ok || !sampler_open(&r->sampling, &o->sampling, c->vocab_size, e)) return false;
+    r->other_bytes += sampler_bytes(&o->sampling, c->vocab_size);
+    sampler_read(&r->sampling, r->input.ids, r->input.n);
+    if (o->prompt && !o->ignore_stop && !stop_read(o->model, &r->tokenizer, &r->stops, e))
+        return false;
     if (o->dump || o->show_depth)
         ok = allocate(r, &hidden, (c->n_layers + 1) * c->hidden_size, r->input.n, sizeof(float), e);
     r->hidden = (float *)hidden;
@@ -419,13 +321,17 @@ static void emit_text(run *r, uint32_t id) {
         printf("<%lu>", (unsigned long)id);
 }
 
-/* A generated token, at once. */
-static void emit(run *r, uint32_t id, bool first) {
+/* A generated token, at once. False where it is the end of the text. */
+static bool emit(run *r, uint32_t id) {
+    r->stopped = stop_has(&r->stops, id);
+    if (r->stopped) return false;
     if (r->o->tokens)
-        printf("%s%lu", first ? "" : " ", (unsigned long)id);
+        printf("%s%lu", r->generated == 0 ? "" : " ", (unsigned long)id);
     else
         emit_text(r, id);
     fflush(stdout);
+    r->generated++;
+    return true;
 }
 
 /* Ends what was generated: a line of ids, but a text is its bytes and no more. */
@@ -442,8 +348,8 @@ static bool generate_single(run *r, error *e) {
     memset(&want, 0, sizeof want);
     want.last_logits = r->logits;
     for (size_t i = 0; i < r->o->generate; i++) {
-        uint32_t id = choose(&r->sampling, r->logits, r->model.config.vocab_size);
-        emit(r, id, i == 0);
+        uint32_t id = sampler_next(&r->sampling, r->logits);
+        if (!emit(r, id)) break;
         if (i + 1 < r->o->generate && !hybrid_forward(&r->work, &r->session, &id, 1, &want, e))
             return false;
     }
@@ -454,7 +360,7 @@ static bool generate_single(run *r, error *e) {
  * decides about ids[i + 1]. */
 static size_t agreed(const float *logits, size_t vocab, const uint32_t *ids, size_t n) {
     size_t m = 1;
-    while (m < n && most_likely(logits + (m - 1) * vocab, vocab) == ids[m]) m++;
+    while (m < n && sample_most_likely(logits + (m - 1) * vocab, vocab) == ids[m]) m++;
     return m;
 }
 
@@ -468,22 +374,23 @@ static bool generate_drafting(run *r, error *e) {
     want.logits = r->logits;
     while (left > 0) {
         size_t room = r->o->draft < left - 1 ? r->o->draft : left - 1, n, m;
-        bool first = left == r->o->generate;
-        ids[0] = most_likely(r->logits, vocab);
-        emit(r, ids[0], first);
-        if (left == 1) break; /* nobody asks what would follow */
+        ids[0] = sample_most_likely(r->logits, vocab);
+        if (!emit(r, ids[0]) || left == 1) break; /* nobody asks what would follow */
         if (!tokens_append(&r->input, ids[0], e)) return false;
         n = 1 + draft_ngram(r->input.ids, r->input.n, room, ids + 1);
         if (!hybrid_verify(&r->work, &r->session, ids, n, &want, e)) return false;
         m = agreed(r->logits, vocab, ids, n);
-        if (!hybrid_commit(&r->work, &r->session, m, e)) return false;
-        for (size_t i = 1; i < m; i++) {
-            emit(r, ids[i], false);
-            if (!tokens_append(&r->input, ids[i], e)) return false;
+        r->passes++, r->proposed += n - 1, r->accepted += m - 1;
+        for (size_t i = 1; i < m && !r->stopped; i++) {
+            if (!emit(r, ids[i]))
+                m = i; /* what follows the end was not asked for */
+            else if (!tokens_append(&r->input, ids[i], e))
+                return false;
         }
+        if (!hybrid_commit(&r->work, &r->session, m, e)) return false;
+        if (r->stopped) break;
         memmove(r->logits, r->logits + (m - 1) * vocab, vocab * sizeof *r->logits);
         left -= m;
-        r->passes++, r->proposed += n - 1, r->accepted += m - 1;
     }
     return true;
 }
@@ -505,9 +412,10 @@ static void report_speed(const char *what, size_t n, double time) {
 
 static void report(const run *r) {
     size_t n = r->session.n_tokens;
-    hybrid_sizes sizes = hybrid_memory_sizes(&r->model, n, r->o->cache);
+    hybrid_sizes sizes = hybrid_memory_sizes(&r->model, n, r->o->how.cache);
     report_speed("prompt", r->prompt_tokens, r->prompt_seconds);
-    if (r->o->generate > 0) report_speed("generation", r->o->generate, r->generate_seconds);
+    if (r->o->generate > 0) report_speed("generation", r->generated, r->generate_seconds);
+    if (r->stopped) fprintf(stderr, "generation: the text ends\n");
     if (r->o->draft > 0)
         fprintf(stderr, "drafts: %zu of %zu tokens accepted, in %zu passes\n", r->accepted,
                 r->proposed, r->passes);
@@ -549,7 +457,8 @@ static void release(run *r) {
     free(r->logits);
     free(r->hidden);
     free(r->depth);
-    free(r->sampling.candidates);
+    free(r->stops.ids);
+    sampler_close(&r->sampling);
 }
 
 int main(int argc, char **argv) {
