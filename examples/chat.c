@@ -35,6 +35,7 @@
 #include <string.h>
 
 #if OUTPUT_POSIX
+#include <sys/select.h>
 #include <unistd.h>
 #endif
 
@@ -103,8 +104,9 @@ static bool parse_arguments(options *o, int argc, char **argv, error *e) {
 
 /* ---- Interrupts ---- */
 
-/* Since the last line of input. */
-static volatile sig_atomic_t interrupts;
+/* SIGINT is blocked, in the pool's threads too, but where the program asks for it: between the
+ * tokens of an answer, and while it waits for input. So none comes in between and is lost. */
+static volatile sig_atomic_t interrupts; /* since the last line of input; more than 2 count as 2 */
 
 static void on_interrupt(int number) {
     if (interrupts < 2) interrupts++;
@@ -115,18 +117,37 @@ static void on_interrupt(int number) {
 #endif
 }
 
-/* Without restarting a read that waits for input. */
-static void catch_interrupts(void) {
 #if OUTPUT_POSIX
+static sigset_t open_mask; /* lets SIGINT through */
+
+static void catch_interrupts(void) {
     struct sigaction action;
+    sigset_t interrupt;
     memset(&action, 0, sizeof action);
     action.sa_handler = on_interrupt;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
-#else
-    signal(SIGINT, on_interrupt);
-#endif
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &interrupt, &open_mask);
+    sigdelset(&open_mask, SIGINT);
 }
+
+static bool interrupted(void) {
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, &open_mask, &blocked);
+    pthread_sigmask(SIG_SETMASK, &blocked, NULL);
+    return interrupts > 0;
+}
+#else
+static void catch_interrupts(void) {
+    signal(SIGINT, on_interrupt);
+}
+
+static bool interrupted(void) {
+    return interrupts > 0;
+}
+#endif
 
 static bool is_terminal(void) {
 #if OUTPUT_POSIX
@@ -158,6 +179,10 @@ typedef struct chat {
         char *bytes;
         size_t n, room;
     } line;
+    struct {
+        char bytes[4096];
+        size_t at, n;
+    } input; /* read ahead of the line */
 } chat;
 
 static bool open_chat(chat *c, error *e) {
@@ -171,8 +196,7 @@ static bool open_chat(chat *c, error *e) {
     size_t vocab = c->model.config.vocab_size;
     if (!tokenizer_open(&c->tokenizer, o->model, e) ||
         !chat_format_open(&c->format, &c->tokenizer, o->model, o->think, e) ||
-        !stop_read(o->model, &c->tokenizer, &c->stops, e) ||
-        !parallel_open(&c->pool, o->how.threads, e))
+        !stop_read(o->model, &c->tokenizer, &c->stops, e))
         return false;
     if (tokenizer_count(&c->tokenizer) > vocab)
         return error_set(e,
@@ -183,7 +207,9 @@ static bool open_chat(chat *c, error *e) {
     kept.cache = o->how.cache;
     c->logits = (float *)malloc(vocab * sizeof *c->logits);
     if (!c->logits) return error_set(e, "no memory for %zu logits", vocab);
-    return run_options_apply(&o->how, &c->model, &c->pool, &how.run, e) &&
+    catch_interrupts(); /* before there are threads, which do as this one does */
+    return parallel_open(&c->pool, o->how.threads, e) &&
+           run_options_apply(&o->how, &c->model, &c->pool, &how.run, e) &&
            hybrid_session_open(&c->session, &c->model, &kept, e) &&
            hybrid_workspace_open(&c->work, &c->model, &how, e) &&
            sampler_open(&c->sampling, &o->sampling, vocab, e);
@@ -215,7 +241,7 @@ static void announce(const chat *c) {
 static bool read_on(chat *c, bool stoppable, error *e) {
     hybrid_want want;
     memset(&want, 0, sizeof want);
-    while (c->session.n_tokens < c->ids.n && !(stoppable && interrupts)) {
+    while (c->session.n_tokens < c->ids.n && !(stoppable && interrupted())) {
         size_t first = c->session.n_tokens, left = c->ids.n - first;
         size_t n = hybrid_piece(left, HYBRID_BLOCK);
         want.last_logits = n == left ? c->logits : NULL;
@@ -266,7 +292,7 @@ static void show(chat *c, uint32_t id) {
 static bool generate(chat *c, bool *ended, error *e) {
     const char *why = NULL;
     size_t n = 0;
-    while (!interrupts && !why) {
+    while (!interrupted() && !why) {
         uint32_t id = sampler_next(&c->sampling, c->logits);
         bool is_end = id == c->format.end;
         if (!is_end && stop_has(&c->stops, id)) return true;
@@ -406,15 +432,37 @@ static bool obey(chat *c, bool *quit, error *e) {
                      c->line.bytes);
 }
 
-static bool append_byte(chat *c, int byte, error *e) {
+static bool append_byte(chat *c, char byte, error *e) {
     if (c->line.n == c->line.room) {
         size_t room = c->line.room ? 2 * c->line.room : 256;
         char *bytes = (char *)realloc(c->line.bytes, room);
         if (!bytes) return error_set(e, "no memory for a line of %zu bytes", room);
         c->line.bytes = bytes, c->line.room = room;
     }
-    c->line.bytes[c->line.n++] = (char)byte;
+    c->line.bytes[c->line.n++] = byte;
     return true;
+}
+
+/* Bytes of standard input; *n is 0 at its end, or where an interrupt comes first. */
+static bool read_input(char *bytes, size_t size, size_t *n, error *e) {
+#if OUTPUT_POSIX
+    fd_set set;
+    ssize_t got = 0;
+    FD_ZERO(&set);
+    FD_SET(STDIN_FILENO, &set);
+    sig_atomic_t before = interrupts;
+    int ready;
+    do /* again after another signal */
+        ready = pselect(STDIN_FILENO + 1, &set, NULL, NULL, NULL, &open_mask);
+    while (ready < 0 && errno == EINTR && interrupts == before);
+    if (ready > 0) got = read(STDIN_FILENO, bytes, size);
+    *n = got > 0 ? (size_t)got : 0;
+    bool failed = ready < 0 ? errno != EINTR : got < 0;
+#else
+    *n = fgets(bytes, (int)size, stdin) ? strlen(bytes) : 0;
+    bool failed = ferror(stdin) != 0;
+#endif
+    return !failed || error_set(e, "standard input: cannot read: %s", strerror(errno));
 }
 
 /* Is it time to leave after an interrupt that came instead of input? */
@@ -424,29 +472,31 @@ static bool leave_after_interrupt(chat *c) {
     return false;
 }
 
+/* More input, which ends where the user leaves. */
+static bool fill_input(chat *c, error *e) {
+    c->input.at = c->input.n = 0;
+    for (;;) {
+        sig_atomic_t before = interrupts;
+        if (!read_input(c->input.bytes, sizeof c->input.bytes, &c->input.n, e)) return false;
+        if (c->input.n > 0 || interrupts == before) return true;
+        c->line.n = 0; /* of a terminal what was typed is gone */
+        if (leave_after_interrupt(c)) return true;
+    }
+}
+
 /* A line without its end, with a NUL behind it. *end: there is none left, or the user leaves. */
 static bool read_line(chat *c, bool *end, error *e) {
+    bool whole = false;
     c->line.n = 0;
     if (c->interactive) fputs("> ", stderr);
-    for (;;) {
-        errno = 0;
-        int byte = getc(stdin);
-        if (byte == EOF && ferror(stdin) && errno == EINTR) {
-            clearerr(stdin);
-            if (!interrupts) continue; /* another signal */
-            c->line.n = 0;
-            *end = leave_after_interrupt(c);
-            if (*end) return true;
-        } else if (byte == EOF && ferror(stdin)) {
-            return error_set(e, "standard input: cannot read: %s", strerror(errno));
-        } else if (byte == EOF && c->line.n == 0) {
-            return *end = true;
-        } else if (byte == EOF || byte == '\n') {
-            break;
-        } else if (!append_byte(c, byte, e)) {
-            return false;
-        }
+    while (!whole) {
+        if (c->input.at == c->input.n && !fill_input(c, e)) return false;
+        if (c->input.n == 0) break;
+        char byte = c->input.bytes[c->input.at++];
+        whole = byte == '\n';
+        if (!whole && !append_byte(c, byte, e)) return false;
     }
+    if (!whole && c->line.n == 0) return *end = true;
     if (c->line.n > 0 && c->line.bytes[c->line.n - 1] == '\r') c->line.n--;
     if (!append_byte(c, '\0', e)) return false;
     c->line.n--;
@@ -492,7 +542,6 @@ int main(int argc, char **argv) {
     bool ok = open_chat(&c, &e);
     if (ok) {
         announce(&c);
-        catch_interrupts();
         ok = converse(&c, &e);
     }
     if (!ok) fprintf(stderr, "chat: %s\n", e.text);

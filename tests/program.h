@@ -18,13 +18,13 @@ typedef struct outcome {
 
 /* Runs a program with arguments as a shell reads them. WORK in them stands for the work
  * directory. */
-static inline outcome run_program(const char *program, const char *arguments) {
+static inline outcome run_program(const char *program, const char *words) {
     char command[4096], expanded[3000];
     const char *build = getenv("BUILD"), *mark;
     size_t n = 0;
-    for (; (mark = strstr(arguments, "WORK")) != NULL; arguments = mark + 4)
-        n += (size_t)sprintf(expanded + n, "%.*s%s", (int)(mark - arguments), arguments, work);
-    sprintf(expanded + n, "%s", arguments);
+    for (; (mark = strstr(words, "WORK")) != NULL; words = mark + 4)
+        n += (size_t)sprintf(expanded + n, "%.*s%s", (int)(mark - words), words, work);
+    sprintf(expanded + n, "%s", words);
     snprintf(command, sizeof command, "%s/%s %s >%s/out 2>%s/err", build ? build : "build", program,
              expanded, work, work);
     outcome o;
@@ -35,8 +35,8 @@ static inline outcome run_program(const char *program, const char *arguments) {
     return o;
 }
 
-static inline outcome run(const char *arguments) {
-    return run_program(PROGRAM, arguments);
+static inline outcome run(const char *words) {
+    return run_program(PROGRAM, words);
 }
 
 static inline void outcome_free(outcome *o) {
@@ -45,20 +45,20 @@ static inline void outcome_free(outcome *o) {
 
 /* A run that must be refused: that status, nothing on standard output, one line on standard error
  * that begins with the program's name and contains `part`. */
-static inline void check_refused(const char *arguments, int status, const char *part) {
-    outcome o = run(arguments);
-    CHECK_MSG(o.status == status, "%s: status %d: %s", arguments, o.status, o.err);
-    CHECK_MSG(o.n_out == 0, "%s: printed \"%s\"", arguments, o.out);
-    CHECK_MSG(strncmp(o.err, PROGRAM ": ", strlen(PROGRAM ": ")) == 0, "%s: %s", arguments, o.err);
-    CHECK_MSG(strchr(o.err, '\n') == o.err + o.n_err - 1, "%s: not one line: %s", arguments, o.err);
-    CHECK_MSG(strstr(o.err, part), "%s: no \"%s\" in: %s", arguments, part, o.err);
+static inline void check_refused(const char *words, int status, const char *part) {
+    outcome o = run(words);
+    CHECK_MSG(o.status == status, "%s: status %d: %s", words, o.status, o.err);
+    CHECK_MSG(o.n_out == 0, "%s: printed \"%s\"", words, o.out);
+    CHECK_MSG(strncmp(o.err, PROGRAM ": ", strlen(PROGRAM ": ")) == 0, "%s: %s", words, o.err);
+    CHECK_MSG(strchr(o.err, '\n') == o.err + o.n_err - 1, "%s: not one line: %s", words, o.err);
+    CHECK_MSG(strstr(o.err, part), "%s: no \"%s\" in: %s", words, part, o.err);
     outcome_free(&o);
 }
 
 /* A run that must succeed. */
-static inline outcome run_ok(const char *arguments) {
-    outcome o = run(arguments);
-    CHECK_MSG(o.status == 0, "%s: status %d: %s", arguments, o.status, o.err);
+static inline outcome run_ok(const char *words) {
+    outcome o = run(words);
+    CHECK_MSG(o.status == 0, "%s: status %d: %s", words, o.status, o.err);
     return o;
 }
 

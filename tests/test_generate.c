@@ -241,6 +241,8 @@ static void sampling(void) {
     CHECK(!same_output(ABC "--temperature 1 --seed 7", ABC));
     CHECK(same_output(ABC "--temperature 0.7 --top-k 1", ABC)); /* one choice only: greedy */
     CHECK(same_output(ABC "--temperature 0.7 --top-p 0.000001", ABC));
+    CHECK(same_output(ABC "--temperature 0.7 --min-p 1", ABC));
+    CHECK(!same_output(ABC "--repetition-penalty 5", ABC));
     CHECK(same_output(ABC "--temperature 0.001", ABC));
     CHECK(same_output(ABC "--temperature 1 --top-k 256 --top-p 1", ABC "--temperature 1"));
 }
@@ -531,7 +533,11 @@ static void bad_usage(void) {
     check_refused(LINEAR_TINY " --prompt a --temperature -1", 2, "--temperature");
     check_refused(LINEAR_TINY " --prompt a --top-p 0", 2, "--top-p");
     check_refused(LINEAR_TINY " --prompt a --top-p 1.5", 2, "--top-p");
+    check_refused(LINEAR_TINY " --prompt a --min-p 1.5", 2, "--min-p");
+    check_refused(LINEAR_TINY " --prompt a --repetition-penalty 0", 2, "--repetition-penalty");
     check_refused(LINEAR_TINY " --prompt a --isa avx9", 2, "auto, scalar, avx2");
+    check_refused(LINEAR_TINY " --prompt a --draft 2 --repetition-penalty 1.1", 2,
+                  "--draft: expected a repetition penalty of 1, found 1.1");
     check_refused(LINEAR_TINY " --prompt a --draft 65", 2, "--draft");
     check_refused(LINEAR_TINY " --prompt a --draft 2 --temperature 1", 2, "--draft");
     check_refused(LINEAR_TINY " --prompt a --context 9 --load-session x", 2, "--context");
@@ -628,6 +634,86 @@ static void prompts_with_a_tokenizer(void) {
     free(bytes), free(config);
 }
 
+/* A run in a copy of the tiny model, with what is written of its end of text. */
+static outcome run_ending(const char *generation_config, const char *line) {
+    char directory[300], command[300];
+    temporary("generate-ending", directory);
+    if (generation_config)
+        write_file(directory, "generation_config.json", generation_config,
+                   strlen(generation_config));
+    snprintf(command, sizeof command, "WORK/../generate-ending %s", line);
+    return run(command);
+}
+
+static void copy_model(const char *name, const char *eos) {
+    char directory[300];
+    size_t size;
+    temporary(name, directory);
+    char *bytes = read_file(LINEAR_TINY, "model.safetensors", &size);
+    write_file(directory, "model.safetensors", bytes, size);
+    free(bytes);
+    bytes = read_file(LINEAR_TINY, "config.json", &size);
+    char *edited = edit(bytes, "eos_token_id", eos);
+    write_file(directory, "config.json", edited, strlen(edited));
+    free(bytes), free(edited);
+}
+
+/* The output up to the first byte that is an end of text: said by generation_config.json, or by
+ * config.json, one or several, drafting or not. */
+static void texts_end(void) {
+    char config[100], number[20], path[400];
+    outcome whole = run_ok(LINEAR_TINY " --prompt 'In the' --generate 40 --ignore-stop");
+    unsigned end = (unsigned char)whole.out[20];
+    const char *first = (const char *)memchr(whole.out, (int)end, 40);
+    size_t n = (size_t)(first - whole.out);
+    CHECK(whole.n_out == 40 && n > 0);
+    snprintf(number, sizeof number, "%u", end);
+    copy_model("generate-ending", number);
+    snprintf(config, sizeof config, "{\"eos_token_id\": [300, %u]}", end);
+    const char *const ways[] = {NULL, "{\"eos_token_id\": null}", config};
+    for (size_t i = 0; i < 3; i++) {
+        outcome o = run_ending(ways[i], "--prompt 'In the' --generate 40");
+        CHECK_MSG(o.n_out == n && memcmp(o.out, whole.out, n) == 0, "%zu: %zu, not %zu bytes", i,
+                  o.n_out, n);
+        CHECK(strstr(o.err, "the text ends"));
+        outcome_free(&o);
+    }
+    outcome o = run_ending(NULL, "--prompt 'In the' --generate 40 --draft 5");
+    CHECK(o.n_out == n && memcmp(o.out, whole.out, n) == 0);
+    outcome_free(&o);
+    o = run_ending(NULL, "--prompt 'In the' --generate 40 --ignore-stop");
+    CHECK(o.n_out == 40 && memcmp(o.out, whole.out, 40) == 0);
+    outcome_free(&o);
+    write_file(work, "three", "1 2 3", 5); /* ids have no end */
+    o = run_ending("{\"eos_token_id\": [0, 1, 2, 3]}", "--tokens WORK/three --generate 40");
+    CHECK(words(o.out) == 40);
+    outcome_free(&o);
+    o = run_ending("{\"eos_token_id\": \"x\"}", "--prompt a");
+    CHECK(o.status == 1 && strstr(o.err, "generation_config.json: key eos_token_id: expected"));
+    outcome_free(&o);
+    o = run_ending("{", "--prompt a");
+    CHECK(o.status == 1 && strstr(o.err, "generation_config.json: line 1"));
+    outcome_free(&o), outcome_free(&whole);
+    snprintf(path, sizeof path, "%s/../generate-ending/generation_config.json", work);
+    remove(path);
+}
+
+/* What was read up to the end is what a saved session has, however it came there. */
+static void sessions_end_with_the_text(void) {
+    static const char run_text[] = "--prompt 'In the' --generate 40 --save-session WORK/ended";
+    char drafting[200];
+    size_t size[2];
+    char *bytes[2];
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(drafting, sizeof drafting, "%s%s", run_text, i ? " --draft 3" : "");
+        outcome o = run_ending(NULL, drafting);
+        bytes[i] = read_file(work, "ended", &size[i]);
+        CHECK(o.status == 0 && size[i] == size[0] && memcmp(bytes[i], bytes[0], size[0]) == 0);
+        outcome_free(&o);
+    }
+    free(bytes[0]), free(bytes[1]);
+}
+
 static void failed_writes(void) {
     check_refused(LINEAR_TINY " --prompt a --logits WORK/no/such/file", 1, "no/such/file");
     check_failed(LINEAR_TINY " --prompt a --dump-layers WORK/no/such/file", "no/such/file");
@@ -667,6 +753,8 @@ int main(void) {
     TEST(bad_tokens);
     TEST(bad_models);
     TEST(prompts_with_a_tokenizer);
+    TEST(texts_end);
+    TEST(sessions_end_with_the_text);
     TEST(failed_writes);
     return test_summary();
 }
