@@ -2,7 +2,8 @@
  *
  *     chat_format f;
  *     if (!chat_format_open(&f, &tokenizer, "MODEL_DIR", think, e)) return false;
- *     if (!chat_message(&f, CHAT_USER, text, length, &ids, e) || !chat_begin_answer(&f, &ids, e)) ...
+ *     if (!chat_message(&f, CHAT_USER, text, length, &ids, e)) ...
+ *     if (!chat_begin_answer(&f, &ids, e)) ...
  *     chat_answer answer;
  *     chat_answer_begin(&answer, &f);
  *     part = chat_answer_read(&answer, &f, id);      for each token of the answer
@@ -15,7 +16,8 @@
  *       message:            <|im_ROLE|>ROLE<|im_middle|>TEXT<|im_end|>
  *       an answer begins:   <|im_assistant|>assistant<|im_middle|>
  *   CHAT_TAGS, of Kimi K3:
- *       message:            <|open|>message role="ROLE"<|sep|>TEXT<|close|>message<|sep|><|end_of_msg|>
+ *       message:            <|open|>message role="ROLE"<|sep|>TEXT
+ *                           <|close|>message<|sep|><|end_of_msg|>
  *       an answer begins:   <|open|>message role="assistant"<|sep|><|open|>CHANNEL<|sep|>
  *     where CHANNEL is think in thinking mode, else response. An answer's text is in channels: a
  *     thought (think), what is said (response), calls (tools), each closed as the message is.
@@ -24,11 +26,11 @@
  *   of messages too, is encoded as ordinary text: a marker's name that a user types is no marker.
  *   Text is encoded segment by segment, so that no token reaches across. Segments are the text, the
  *   name of a tag and, of each attribute, ` key`, `="`, the value, `"`. In a value & and " are
- *   escaped, as &amp; and &quot;. No [BOS] comes first.
+ *   escaped, as &amp; and &quot;. No [BOS] comes first, no line break stands between.
  *   Sources: chat_template.jinja of Kimi-Linear-48B-A3B-Instruct; Kimi K3's renderer.
  *
- *   Not rendered: tools and their results, images, and K3's system message about the effort of
- *   thinking, whose wording is not published with the weights' description.
+ *   Not rendered: tools and their results, images, and the system message by which K3 is told an
+ *   effort of thinking (low, medium, high, max), the wording of which is not known here.
  *
  * Every function is static: this header is for programs of one source file. Include it after
  * tokenizer.h with its bodies.

@@ -27,17 +27,14 @@
 enum { FIRST = 256, END = 258, USER = 259, ASSISTANT = 260, SYSTEM = 266, MIDDLE = 273 };
 enum { OPEN = 259, CLOSE = 260, SEP = 261 }; /* of the other format; END is the same */
 
+#define NAMED "\"%d\": {\"content\": "
 static const char turns_names[] =
-    "{\"added_tokens_decoder\": {\"%d\": {\"content\": \"[BOS]\"}, \"%d\": {\"content\": "
-    "\"[EOS]\"}, "
-    "\"%d\": {\"content\": \"<|im_end|>\"}, \"%d\": {\"content\": \"<|im_user|>\"}, "
-    "\"%d\": {\"content\": \"<|im_assistant|>\"}, \"%d\": {\"content\": \"<|im_system|>\"}, "
-    "\"%d\": {\"content\": \"<|im_middle|>\"}}}";
+    "{\"added_tokens_decoder\": {" NAMED "\"[BOS]\"}, " NAMED "\"[EOS]\"}, " NAMED
+    "\"<|im_end|>\"}, " NAMED "\"<|im_user|>\"}, " NAMED "\"<|im_assistant|>\"}, " NAMED
+    "\"<|im_system|>\"}, " NAMED "\"<|im_middle|>\"}}}";
 static const char tags_names[] =
-    "{\"added_tokens_decoder\": {\"%d\": {\"content\": \"[BOS]\"}, \"%d\": {\"content\": "
-    "\"[EOS]\"}, "
-    "\"%d\": {\"content\": \"<|end_of_msg|>\"}, \"%d\": {\"content\": \"<|open|>\"}, "
-    "\"%d\": {\"content\": \"<|close|>\"}, \"%d\": {\"content\": \"<|sep|>\"}}}";
+    "{\"added_tokens_decoder\": {" NAMED "\"[BOS]\"}, " NAMED "\"[EOS]\"}, " NAMED
+    "\"<|end_of_msg|>\"}, " NAMED "\"<|open|>\"}, " NAMED "\"<|close|>\"}, " NAMED "\"<|sep|>\"}}}";
 
 /* tokenizer_config.json for n ranks. */
 static void write_names(const char *directory, bool tags, int n) {
