@@ -21,6 +21,8 @@ C_FLAGS  := -std=c11 -D_POSIX_C_SOURCE=200809L $(WARNINGS) -Wstrict-prototypes $
 HEADERS  := $(wildcard *.h examples/*.h tests/*.h bench/*.h)
 PROGRAMS := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
 CXX_FLAGS := -std=c++17 -D_POSIX_C_SOURCE=200809L $(WARNINGS) $(CFLAGS)
+# Writes checkpoints for tests and measurements.
+MAKE_CHECKPOINT := $(BUILD)/make_checkpoint
 TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
 
 .PHONY: all help demo test engine bench bench-quick ratio clean
@@ -37,7 +39,7 @@ demo: $(BUILD)/generate  ## go on with a text, and show what the context's memor
 	@echo; echo "The same model with a context of 100,000 bytes:"
 	@$(BUILD)/generate $(TEXT_MODEL) --prompt "And it came to pass" --generate 8 --context 100000 --temperature 0.6 >/dev/null
 
-test: $(PROGRAMS) $(TESTS)  ## build and run every test
+test: $(PROGRAMS) $(MAKE_CHECKPOINT) $(TESTS)  ## build and run every test
 	@BUILD=$(BUILD) CC='$(CC)' sh tests/run.sh $(TESTS) tests/symbols.sh
 
 engine: $(BUILD)/engine  ## build and run the C++ serving example
@@ -59,6 +61,10 @@ $(BUILD)/tests/test_header: tests/header_second.c tests/header_static.c
 $(BUILD)/tests/%: tests/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
 	$(CC) $(C_FLAGS) $(filter %.c,$^) -o $@ -lm -pthread
+
+$(MAKE_CHECKPOINT): tests/make_checkpoint.c $(HEADERS) Makefile
+	@mkdir -p $(@D)
+	$(CC) $(C_FLAGS) $< -o $@ -lm
 
 $(BUILD)/%: bench/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
