@@ -119,6 +119,15 @@ ST_API bool st_open_memory(st_checkpoint *c, const char *name, const void *bytes
 
 ST_API void st_close(st_checkpoint *c);
 
+/* Reads all of the files into memory, as far as it has room, so that no later use of a tensor waits
+ * for the disk. Nothing where files are not mapped: they are in memory. */
+ST_API void st_prefault(const st_checkpoint *c);
+
+/* The same, and keeps them there until st_close: the system may not take a page of them for other
+ * uses. An error where it does not allow that much, with the limit it names; some files may then be
+ * locked, which does no harm. */
+ST_API bool st_lock(const st_checkpoint *c, error *e);
+
 /* The tensor with exactly this name, or NULL. Does not depend on how many there are. */
 ST_API const st_tensor *st_find(const st_checkpoint *c, const char *name);
 
@@ -179,6 +188,7 @@ static inline double st_load_f64(const void *at) {
 #define STI_MMAP 1
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #else
@@ -263,6 +273,30 @@ static void sti_unload(sti_file *file) {
     if (file->owned) munmap(file->owned, file->size);
 }
 
+/* Asks for all of the file before it waits for its first page: the disk then reads ahead. */
+static void sti_prefault(const sti_file *file) {
+    long page = sysconf(_SC_PAGESIZE);
+    size_t step = page > 0 ? (size_t)page : 4096;
+    if (!file->owned) return;
+    (void)posix_madvise(file->owned, file->size, POSIX_MADV_WILLNEED);
+    for (size_t at = 0; at < file->size; at += step)
+        (void)*(const volatile unsigned char *)(file->bytes + at);
+}
+
+static bool sti_lock(const sti_file *file, error *e) {
+    char limit[80] = "";
+    if (!file->owned || mlock(file->owned, file->size) == 0) return true;
+    int failure = errno;
+#ifdef RLIMIT_MEMLOCK
+    struct rlimit most;
+    if (getrlimit(RLIMIT_MEMLOCK, &most) == 0 && most.rlim_cur != RLIM_INFINITY)
+        snprintf(limit, sizeof limit, "; the limit is %llu bytes in all (ulimit -l)",
+                 (unsigned long long)most.rlim_cur);
+#endif
+    return error_set(e, "%s: %zu bytes cannot be locked in memory: %s%s", file->path, file->size,
+                     strerror(failure), limit);
+}
+
 #else
 
 static bool sti_is_there(const char *path) {
@@ -282,6 +316,14 @@ static bool sti_load(sti_file *file, error *e) {
 
 static void sti_unload(sti_file *file) {
     free(file->owned);
+}
+
+static void sti_prefault(const sti_file *file) {
+    (void)file;
+}
+
+static bool sti_lock(const sti_file *file, error *e) {
+    return error_set(e, "%s: cannot be locked in memory: not mapped by this build", file->path);
 }
 
 #endif
@@ -654,6 +696,16 @@ ST_API void st_close(st_checkpoint *c) {
     free(c->tensors);
     json_free(&c->document);
     memset(c, 0, sizeof *c);
+}
+
+ST_API void st_prefault(const st_checkpoint *c) {
+    for (size_t i = 0; i < c->n_files; i++) sti_prefault(&c->files[i]);
+}
+
+ST_API bool st_lock(const st_checkpoint *c, error *e) {
+    for (size_t i = 0; i < c->n_files; i++)
+        if (!sti_lock(&c->files[i], e)) return false;
+    return true;
 }
 
 ST_API const st_tensor *st_find(const st_checkpoint *c, const char *name) {
