@@ -169,7 +169,7 @@ typedef struct hybrid_scratch {
         float *q, *k, *v; /* [block][channels]; v becomes the layer's output */
         float *decay;     /* [block][channels]: raw decay gate */
         float *gate;      /* [block][channels]: output gate */
-        float *low;       /* [block][kda_head_dim]: between the halves of a low-rank gate */
+        float *low;       /* [2][block][kda_head_dim]: between the halves of low-rank gates */
         float *beta;      /* [block][kda_heads] */
         kda_run run;      /* how kda.h runs, its scratch */
     } kda;
@@ -182,8 +182,8 @@ typedef struct hybrid_scratch {
         float *weights;   /* [block][experts_per_token] */
         float *latent;    /* [block][routed width]: what the experts read */
         float *sum;       /* [block][routed width]: weighted sum of their outputs */
-        float *rows;      /* [block][routed width]: the rows of one expert's tokens */
-        float *expert;    /* [block][routed width]: its output */
+        float *rows;      /* [block][routed width]: the rows of some experts' tokens */
+        float *expert;    /* [block][routed width]: their outputs */
         uint32_t *tokens; /* [block]: which tokens these are */
         float *shares;    /* [block]: and their weights */
         float *shared;    /* [block][hidden]: output of the shared experts */
@@ -602,7 +602,7 @@ static void hybridi_place_kda(hybrid_scratch *scratch, const hybrid_config *c, s
     scratch->kda.v = hybridi_floats(arena, block, c->kda_heads, c->kda_head_dim);
     scratch->kda.decay = hybridi_floats(arena, block, c->kda_heads, c->kda_head_dim);
     scratch->kda.gate = hybridi_floats(arena, block, c->kda_heads, c->kda_head_dim);
-    scratch->kda.low = hybridi_floats(arena, block, c->kda_head_dim, 1);
+    scratch->kda.low = hybridi_floats(arena, 2, block, c->kda_head_dim);
     scratch->kda.beta = hybridi_floats(arena, block, c->kda_heads, 1);
     run->scratch_bytes = kda_layer_scratch_bytes(&desc, block, run);
     run->scratch = hybridi_take_sized(arena, run->scratch_bytes);
@@ -865,15 +865,6 @@ static bool hybridi_add(hybrid_workspace *work, size_t n, error *e) {
 
 /* ---- Forward: attention ---- */
 
-/* y = W_b (W_a x): a gate of low rank. */
-static void hybridi_low_rank(const hybrid_workspace *work, const linear *w_a, const linear *w_b,
-                             size_t n, float *y) {
-    const linear_run *run = &work->options.run;
-    float *low = work->scratch.kda.low;
-    linear_apply(run, w_a, work->scratch.in, n, w_a->cols, low, w_a->rows);
-    linear_apply(run, w_b, low, n, w_b->cols, y, w_b->rows);
-}
-
 /* All that a KDA layer does between its projections: q, k, v and the gates to v. */
 static bool hybridi_kda_layer(const hybridi_block *b, size_t layer, error *e) {
     const hybrid_scratch *scratch = &b->work->scratch;
@@ -903,23 +894,39 @@ static bool hybridi_kda_layer(const hybridi_block *b, size_t layer, error *e) {
     return hybridi_kda_ok(kda_layer(&desc, &args, &scratch->kda.run), "kda_layer", e);
 }
 
+/* The product of a block's rows x with w, rows of both as wide as the matrix. */
+static linear_product hybridi_product(const linear *w, const float *x, size_t n, float *y) {
+    linear_product product = {w, x, n, w->cols, y, w->rows};
+    return product;
+}
+
+/* What a KDA layer reads, from scratch.in. The gates of low rank, W_b (W_a x), take two rounds. */
+static void hybridi_kda_project(const hybrid_workspace *work, const hybrid_kda *w, size_t n) {
+    const linear_run *run = &work->options.run;
+    const hybrid_scratch *scratch = &work->scratch;
+    bool full_rank = work->model->config.use_full_rank_gate;
+    float *in = scratch->in, *low = scratch->kda.low, *gate_low = low + n * w->f_a.rows;
+    linear_product first[] = {hybridi_product(&w->f_a, in, n, low),
+                              full_rank ? hybridi_product(&w->g, in, n, scratch->kda.gate)
+                                        : hybridi_product(&w->g_a, in, n, gate_low),
+                              hybridi_product(&w->b, in, n, scratch->kda.beta),
+                              hybridi_product(&w->q, in, n, scratch->kda.q),
+                              hybridi_product(&w->k, in, n, scratch->kda.k),
+                              hybridi_product(&w->v, in, n, scratch->kda.v)};
+    linear_product second[] = {hybridi_product(&w->f_b, low, n, scratch->kda.decay),
+                               hybridi_product(&w->g_b, gate_low, n, scratch->kda.gate)};
+    linear_apply_all(run, first, sizeof first / sizeof *first);
+    linear_apply_all(run, second, full_rank ? 1 : 2);
+}
+
 static bool hybridi_kda_forward(const hybridi_block *b, size_t layer, error *e) {
     hybrid_workspace *work = b->work;
-    const linear_run *run = &work->options.run;
     const hybrid_kda *w = &work->model->layers[layer].kda;
     const hybrid_scratch *scratch = &work->scratch;
-    size_t n = b->n;
-    linear_apply(run, &w->q, scratch->in, n, w->q.cols, scratch->kda.q, w->q.rows);
-    linear_apply(run, &w->k, scratch->in, n, w->k.cols, scratch->kda.k, w->k.rows);
-    linear_apply(run, &w->v, scratch->in, n, w->v.cols, scratch->kda.v, w->v.rows);
-    linear_apply(run, &w->b, scratch->in, n, w->b.cols, scratch->kda.beta, w->b.rows);
-    hybridi_low_rank(work, &w->f_a, &w->f_b, n, scratch->kda.decay);
-    if (work->model->config.use_full_rank_gate)
-        linear_apply(run, &w->g, scratch->in, n, w->g.cols, scratch->kda.gate, w->g.rows);
-    else
-        hybridi_low_rank(work, &w->g_a, &w->g_b, n, scratch->kda.gate);
+    hybridi_kda_project(work, w, b->n);
     if (!hybridi_kda_layer(b, layer, e)) return false;
-    linear_apply(run, &w->o, scratch->kda.v, n, w->o.cols, scratch->out, w->o.rows);
+    linear_apply(&work->options.run, &w->o, scratch->kda.v, b->n, w->o.cols, scratch->out,
+                 w->o.rows);
     return true;
 }
 
@@ -981,8 +988,9 @@ static void hybridi_glu(const hybrid_workspace *work, const hybrid_glu *w, const
     float *gate = work->scratch.ffn.gate, *up = work->scratch.ffn.up;
     size_t inputs = w->gate.cols, width = w->gate.rows;
     const linear_run *run = &work->options.run;
-    linear_apply(run, &w->gate, x, n, inputs, gate, width);
-    linear_apply(run, &w->up, x, n, inputs, up, width);
+    linear_product both[] = {hybridi_product(&w->gate, x, n, gate),
+                             hybridi_product(&w->up, x, n, up)};
+    linear_apply_all(run, both, 2);
     hybridi_activate_all(work, n * width, gate, up);
     linear_apply(run, &w->down, gate, n, width, y, inputs);
 }
@@ -1068,32 +1076,70 @@ static void hybridi_route_block(const hybrid_workspace *work, const hybrid_moe *
     parallel_for(work->options.run.pool, n, hybridi_route_token, &routing);
 }
 
-/* Collects the tokens that chose an expert: their numbers, weights and rows. Returns how many. */
-static size_t hybridi_gather(const hybrid_workspace *work, uint32_t expert, size_t n,
-                             const float *x) {
-    const hybrid_config *c = &work->model->config;
-    size_t per_token = c->experts_per_token, width = hybridi_routed_width(c), count = 0;
-    for (size_t t = 0; t < n; t++) {
-        const uint32_t *chosen = work->scratch.ffn.chosen + t * per_token;
-        size_t i = 0;
-        while (i < per_token && chosen[i] != expert) i++;
-        if (i == per_token) continue;
-        work->scratch.ffn.tokens[count] = (uint32_t)t;
-        work->scratch.ffn.shares[count] = work->scratch.ffn.weights[t * per_token + i];
-        memcpy(work->scratch.ffn.rows + count * width, x + t * width, width * sizeof *x);
-        count++;
-    }
+/* Experts that run at once, and the rows of the block's scratch that they use: tokens, shares,
+ * rows, gate, up, expert. Of few tokens these are all that they chose, of many some experts. */
+#define HYBRIDI_EXPERTS 32
+
+typedef struct hybridi_expert_group {
+    size_t n, n_rows;
+    const hybrid_glu *experts[HYBRIDI_EXPERTS];
+    size_t ends[HYBRIDI_EXPERTS]; /* rows of this expert and of those before it */
+} hybridi_expert_group;
+
+/* How many of n tokens chose an expert. */
+static size_t hybridi_count(const hybrid_workspace *work, uint32_t expert, size_t n) {
+    size_t per_token = work->model->config.experts_per_token, count = 0;
+    for (size_t i = 0; i < n * per_token; i++) count += work->scratch.ffn.chosen[i] == expert;
     return count;
 }
 
+/* Appends the tokens that chose an expert: their numbers, weights and rows. */
+static void hybridi_gather(const hybrid_workspace *work, hybridi_expert_group *group,
+                           uint32_t expert, size_t n, const float *x) {
+    const hybrid_config *c = &work->model->config;
+    size_t per_token = c->experts_per_token, width = hybridi_routed_width(c);
+    for (size_t t = 0; t < n; t++) {
+        const uint32_t *chosen = work->scratch.ffn.chosen + t * per_token;
+        size_t i = 0, row = group->n_rows;
+        while (i < per_token && chosen[i] != expert) i++;
+        if (i == per_token) continue;
+        work->scratch.ffn.tokens[row] = (uint32_t)t;
+        work->scratch.ffn.shares[row] = work->scratch.ffn.weights[t * per_token + i];
+        memcpy(work->scratch.ffn.rows + row * width, x + t * width, width * sizeof *x);
+        group->n_rows++;
+    }
+}
+
 /* sum[t] += share * expert's output, for the tokens that were gathered. */
-static void hybridi_scatter(const hybrid_workspace *work, size_t count) {
+static void hybridi_scatter(const hybrid_workspace *work, size_t n_rows) {
     size_t width = hybridi_routed_width(&work->model->config);
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < n_rows; i++) {
         const float *in = work->scratch.ffn.expert + i * width;
         float *sum = work->scratch.ffn.sum + work->scratch.ffn.tokens[i] * width;
         for (size_t d = 0; d < width; d++) sum[d] += work->scratch.ffn.shares[i] * in[d];
     }
+}
+
+/* Runs the experts of a group and adds their outputs; empties it. */
+static void hybridi_run_group(const hybrid_workspace *work, hybridi_expert_group *group) {
+    const linear_run *run = &work->options.run;
+    float *gate = work->scratch.ffn.gate, *up = work->scratch.ffn.up;
+    linear_product in[2 * HYBRIDI_EXPERTS], out[HYBRIDI_EXPERTS];
+    for (size_t i = 0; i < group->n; i++) {
+        const hybrid_glu *w = group->experts[i];
+        size_t first = i > 0 ? group->ends[i - 1] : 0, n = group->ends[i] - first;
+        const float *x = work->scratch.ffn.rows + first * w->gate.cols;
+        float *hidden = gate + first * w->gate.rows;
+        in[2 * i] = hybridi_product(&w->gate, x, n, hidden);
+        in[2 * i + 1] = hybridi_product(&w->up, x, n, up + first * w->gate.rows);
+        out[i] =
+            hybridi_product(&w->down, hidden, n, work->scratch.ffn.expert + first * w->gate.cols);
+    }
+    linear_apply_all(run, in, 2 * group->n);
+    hybridi_activate_all(work, group->n_rows * work->model->config.moe_intermediate_size, gate, up);
+    linear_apply_all(run, out, group->n);
+    hybridi_scatter(work, group->n_rows);
+    group->n = group->n_rows = 0;
 }
 
 /* The routed experts over x, [n][routed width], into scratch.ffn.sum. Expert by expert, so that its
@@ -1102,13 +1148,19 @@ static void hybridi_scatter(const hybrid_workspace *work, size_t count) {
 static void hybridi_experts(const hybrid_workspace *work, const hybrid_moe *w, const float *x,
                             size_t n) {
     const hybrid_config *c = &work->model->config;
+    hybridi_expert_group group;
+    group.n = group.n_rows = 0;
     memset(work->scratch.ffn.sum, 0, n * hybridi_routed_width(c) * sizeof *x);
     for (size_t i = 0; i < c->num_experts; i++) {
-        size_t count = hybridi_gather(work, (uint32_t)i, n, x);
+        size_t count = hybridi_count(work, (uint32_t)i, n);
         if (count == 0) continue;
-        hybridi_glu(work, &w->experts[i], work->scratch.ffn.rows, count, work->scratch.ffn.expert);
-        hybridi_scatter(work, count);
+        if (group.n == HYBRIDI_EXPERTS || group.n_rows + count > work->options.block)
+            hybridi_run_group(work, &group);
+        hybridi_gather(work, &group, (uint32_t)i, n, x);
+        group.experts[group.n] = &w->experts[i];
+        group.ends[group.n++] = group.n_rows;
     }
+    if (group.n > 0) hybridi_run_group(work, &group);
 }
 
 /* The routed experts' part of the output, over a narrower latent where the model has one. */

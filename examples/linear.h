@@ -123,6 +123,18 @@ LINEAR_API linear linear_rows(const linear *w, size_t first, size_t n_rows);
 LINEAR_API void linear_apply(const linear_run *run, const linear *w, const float *x, size_t n,
                              size_t x_stride, float *y, size_t y_stride);
 
+/* Several of these, which may run at once: no y is another's x or y. Threads go from one matrix to
+ * the next without waiting for one another, which small matrices gain by. The same bits. */
+typedef struct linear_product {
+    const linear *w;
+    const float *x;
+    size_t n, x_stride;
+    float *y;
+    size_t y_stride;
+} linear_product;
+LINEAR_API void linear_apply_all(const linear_run *run, const linear_product *products,
+                                 size_t n_products);
+
 /* The sum of a[i] * b[i]. */
 LINEAR_API float linear_dot(const float *a, const float *b, size_t n);
 
@@ -412,21 +424,64 @@ static void lineari_item(void *context, size_t item) {
 /* Tokens whose span of x stays in a core's cache while rows go by. */
 #define LINEARI_TOKENS 128
 
-LINEAR_API void linear_apply(const linear_run *run, const linear *w, const float *x, size_t n,
-                             size_t x_stride, float *y, size_t y_stride) {
+/* Calls whose items threads take from one list, call after call. */
+#define LINEARI_MOST_CALLS 64
+
+typedef struct lineari_round {
+    size_t n;
+    size_t ends[LINEARI_MOST_CALLS]; /* items of this call and of those before it */
+    lineari_call calls[LINEARI_MOST_CALLS];
+} lineari_round;
+
+static void lineari_round_item(void *context, size_t item) {
+    lineari_round *round = (lineari_round *)context;
+    size_t i = 0;
+    while (item >= round->ends[i]) i++;
+    lineari_item(&round->calls[i], item - (i > 0 ? round->ends[i - 1] : 0));
+}
+
+static void lineari_run_round(const linear_run *run, lineari_round *round) {
+    if (round->n > 0)
+        parallel_for(run ? run->pool : NULL, round->ends[round->n - 1], lineari_round_item, round);
+    round->n = 0;
+}
+
+/* One product of at most LINEARI_TOKENS tokens. */
+static void lineari_add_call(const linear_run *run, lineari_round *round, const linear *w,
+                             const lineari_call *call) {
+    if (round->n == LINEARI_MOST_CALLS) lineari_run_round(run, round);
+    size_t row_work = linear_row_bytes(w->type, w->cols) * call->n + 1;
+    size_t item_rows = LINEARI_ITEM_BYTES / row_work / LINEARI_TILE_ROWS * LINEARI_TILE_ROWS;
+    if (item_rows == 0) item_rows = LINEARI_TILE_ROWS;
+    size_t before = round->n > 0 ? round->ends[round->n - 1] : 0;
+    round->calls[round->n] = *call;
+    round->calls[round->n].item_rows = item_rows;
+    round->ends[round->n++] = before + (w->rows + item_rows - 1) / item_rows;
+}
+
+LINEAR_API void linear_apply_all(const linear_run *run, const linear_product *products,
+                                 size_t n_products) {
+    lineari_round round;
     lineari_call call;
     memset(&call, 0, sizeof call);
     call.kernels = kernels_of(run ? run->isa : KDA_ISA_AUTO);
-    call.w = w, call.x_stride = x_stride, call.y_stride = y_stride;
-    for (size_t first = 0; first < n; first += LINEARI_TOKENS) {
-        call.x = x + first * x_stride, call.y = y + first * y_stride;
-        call.n = n - first < LINEARI_TOKENS ? n - first : LINEARI_TOKENS;
-        size_t row_work = linear_row_bytes(w->type, w->cols) * call.n + 1;
-        call.item_rows = LINEARI_ITEM_BYTES / row_work / LINEARI_TILE_ROWS * LINEARI_TILE_ROWS;
-        if (call.item_rows == 0) call.item_rows = LINEARI_TILE_ROWS;
-        parallel_for(run ? run->pool : NULL, (w->rows + call.item_rows - 1) / call.item_rows,
-                     lineari_item, &call);
+    round.n = 0;
+    for (size_t i = 0; i < n_products; i++) {
+        const linear_product *p = &products[i];
+        call.w = p->w, call.x_stride = p->x_stride, call.y_stride = p->y_stride;
+        for (size_t first = 0; first < p->n; first += LINEARI_TOKENS) {
+            call.x = p->x + first * p->x_stride, call.y = p->y + first * p->y_stride;
+            call.n = p->n - first < LINEARI_TOKENS ? p->n - first : LINEARI_TOKENS;
+            lineari_add_call(run, &round, p->w, &call);
+        }
     }
+    lineari_run_round(run, &round);
+}
+
+LINEAR_API void linear_apply(const linear_run *run, const linear *w, const float *x, size_t n,
+                             size_t x_stride, float *y, size_t y_stride) {
+    linear_product product = {w, x, n, x_stride, y, y_stride};
+    linear_apply_all(run, &product, 1);
 }
 
 LINEAR_API float linear_dot(const float *a, const float *b, size_t n) {
