@@ -190,7 +190,7 @@ static bool open_chat(chat *c, error *e) {
     hybrid_session_options kept;
     hybrid_workspace_options how;
     memset(&kept, 0, sizeof kept), memset(&how, 0, sizeof how);
-    if (!hybrid_open(&c->model, o->model, e)) return false;
+    if (!run_options_open(&o->how, &c->model, o->model, e)) return false;
     if (!tokenizer_is_in(o->model))
         return error_set(e, "%s: expected a tokenizer, tiktoken.model, found none", o->model);
     size_t vocab = c->model.config.vocab_size;

@@ -17,6 +17,7 @@
 #include "hybrid.h"
 #include "output.h"
 #include "parallel.h"
+#include "plan.h"
 #include "run_options.h"
 #include "safetensors_write.h"
 #include "sample.h"
@@ -33,7 +34,7 @@
 #include <time.h>
 
 static const char help[] =
-    "usage: generate MODEL_DIR (--tokens FILE | --prompt TEXT) [options]\n"
+    "usage: generate MODEL_DIR (--tokens FILE | --prompt TEXT | --plan) [options]\n"
     "\n"
     "MODEL_DIR holds config.json and model.safetensors (or shards with an index).\n"
     "\n"
@@ -73,7 +74,11 @@ static const char help[] =
     "                      what the model agrees to, for temperature 0 without a repetition\n"
     "                      penalty: the same output\n"
     "\n"
-    "how to run\n" RUN_HELP "  --help              this text\n"
+    "how to run\n" RUN_HELP
+    "  --plan              print what a run will need, bytes of weights, of a token, of a\n"
+    "                      session and of a workspace for --context tokens, and the longest\n"
+    "                      context for this machine's memory; read no weights and stop\n"
+    "  --help              this text\n"
     "\n"
     "Memory, before it is used, and speed go to standard error. Exit status: 1 for bad\n"
     "input, 2 for bad usage.\n";
@@ -87,7 +92,7 @@ typedef struct options {
     size_t generate, split, context, draft;
     run_options how;
     sample_options sampling;
-    bool show_depth, ignore_stop, help;
+    bool show_depth, ignore_stop, plan, help;
 } options;
 
 static const argument argument_list[] = {
@@ -105,6 +110,7 @@ static const argument argument_list[] = {
     {"--load-session", ARGUMENT_TEXT, offsetof(options, load), 0, 0, NULL},
     {"--context", ARGUMENT_SIZE, offsetof(options, context), 0, 0, NULL},
     {"--draft", ARGUMENT_SIZE, offsetof(options, draft), 0, MOST_DRAFT, NULL},
+    {"--plan", ARGUMENT_FLAG, offsetof(options, plan), 0, 0, NULL},
     RUN_ARGUMENTS(options),
 };
 static const arguments argument_table = {
@@ -120,6 +126,7 @@ static bool parse_arguments(options *o, int argc, char **argv, error *e) {
         return false;
     if (o->help) return true;
     if (!o->model) return error_set(e, "expected a MODEL_DIR");
+    if (o->plan) return true;
     if (!o->tokens == !o->prompt) return error_set(e, "expected one of --tokens and --prompt");
     if (o->load && o->context > 0)
         return error_set(e, "expected one of --load-session and --context");
@@ -234,10 +241,26 @@ static bool prepare_session(run *r, error *e) {
            (o->context == 0 || hybrid_session_fill(&r->session, o->context, o->sampling.seed, e));
 }
 
+/* --plan: a prompt of a workspace's block or more, after --context tokens. */
+static bool print_plan(run *r, error *e) {
+    const options *o = r->o;
+    hybrid_session_options kept;
+    hybrid_workspace_options how;
+    memset(&kept, 0, sizeof kept), memset(&how, 0, sizeof how);
+    if (!hybrid_open(&r->model, o->model, e) || !parallel_open(&r->pool, o->how.threads, e))
+        return false;
+    kept.capacity = how.capacity = o->context;
+    kept.cache = o->how.cache;
+    kept.max_draft = o->draft > 0 ? o->draft + 1 : 0;
+    how.run.pool = &r->pool;
+    return plan_print(&r->model, &kept, &how, stdout) ||
+           error_set(e, "standard output: cannot write: %s", strerror(errno));
+}
+
 static bool prepare(run *r, error *e) {
     const options *o = r->o;
-    if (!hybrid_open(&r->model, o->model, e) || !read_input(o, &r->tokenizer, &r->input, e) ||
-        !prepare_session(r, e))
+    if (!run_options_open(&o->how, &r->model, o->model, e) ||
+        !read_input(o, &r->tokenizer, &r->input, e) || !prepare_session(r, e))
         return false;
     const hybrid_config *c = &r->model.config;
     void *logits, *hidden = NULL, *depth = NULL;
@@ -429,6 +452,7 @@ static void report(const run *r) {
 
 static bool run_all(run *r, error *e) {
     const hybrid_config *c = &r->model.config;
+    if (r->o->plan) return print_plan(r, e);
     if (!prepare(r, e)) return false;
     if (r->o->logits && !output_open(&r->out, r->o->logits, e)) return false;
     announce(r);

@@ -1,4 +1,5 @@
-/* run_options.h - the options of a program about how a model runs: threads, instruction set, cache.
+/* run_options.h - the options of a program about how a model runs: threads, instruction set, cache,
+ * weights in memory.
  *
  * Every function is static: this header is for programs of one source file.
  */
@@ -25,6 +26,7 @@ typedef struct run_options {
     linear_type cache; /* numbers of the latent cache */
     kda_isa isa;
     bool bf16_dots;
+    bool prefault, lock; /* weights into memory, and kept there */
 } run_options;
 
 static bool run_optionsi_isa(const char *name, const char *text, void *place, error *e) {
@@ -50,7 +52,9 @@ static bool run_optionsi_cache(const char *name, const char *text, void *place, 
 #define RUN_ARGUMENTS(type)                                                                        \
     {"--threads", ARGUMENT_SIZE, offsetof(type, how.threads), 1, PARALLEL_MAX_THREADS, NULL},      \
         {"--cache", ARGUMENT_OTHER, offsetof(type, how.cache), 0, 0, run_optionsi_cache},          \
-        {"--bf16-dots", ARGUMENT_FLAG, offsetof(type, how.bf16_dots), 0, 0, NULL}, {               \
+        {"--bf16-dots", ARGUMENT_FLAG, offsetof(type, how.bf16_dots), 0, 0, NULL},                 \
+        {"--prefault", ARGUMENT_FLAG, offsetof(type, how.prefault), 0, 0, NULL},                   \
+        {"--lock", ARGUMENT_FLAG, offsetof(type, how.lock), 0, 0, NULL}, {                         \
         "--isa", ARGUMENT_OTHER, offsetof(type, how.isa), 0, 0, run_optionsi_isa                   \
     }
 
@@ -61,6 +65,8 @@ static bool run_optionsi_cache(const char *name, const char *text, void *place, 
     "                      (default f32); the others take half the memory and round\n"             \
     "  --bf16-dots         with --cache bf16, round queries and weights of full attention\n"       \
     "                      to bf16 too, where the processor multiplies such numbers\n"             \
+    "  --prefault          read all weights from disk before the first token\n"                    \
+    "  --lock              and keep them in memory: an error where the system forbids it\n"        \
     "  --isa NAME          auto, scalar, avx2, avx512 or neon: which kernels run (default:\n"      \
     "                      $KDA_ISA, or auto)\n"
 
@@ -70,6 +76,16 @@ RUN_OPTIONS_API bool run_options_default(run_options *how, error *e) {
     how->threads = parallel_default();
     how->cache = LINEAR_F32;
     return !isa || run_optionsi_isa("KDA_ISA", isa, &how->isa, e);
+}
+
+/* Opens a model, and brings its weights into memory if that is wanted. */
+RUN_OPTIONS_API bool run_options_open(const run_options *how, hybrid_model *model,
+                                      const char *directory, error *e) {
+    if (!hybrid_open(model, directory, e)) return false;
+    if (how->prefault || how->lock) st_prefault(&model->checkpoint);
+    if (!how->lock || st_lock(&model->checkpoint, e)) return true;
+    hybrid_close(model);
+    return false;
 }
 
 /* Sets how a model's calls run, in the threads of an open pool. */

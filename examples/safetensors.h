@@ -34,7 +34,11 @@
  * MEMORY
  *   Files are mapped, read-only, where JSON_POSIX is 1 and ST_NO_MMAP is not defined, else read
  *   into memory. Tensors are used in place: their data may have any alignment, so read elements
- *   with the st_load functions or memcpy. Names, tensors and data live until st_close, and a
+ *   with the st_load functions or memcpy. The system is given no advice on how a mapping will be
+ *   read: it reads ahead of page faults, and cold matrices come in as fast as when it is told that
+ *   reads are sequential, but several times slower when it is told that they are random, which of
+ *   a model's experts they are only from matrix to matrix. st_prefault and st_lock are for a
+ *   program that would rather wait at its start. Names, tensors and data live until st_close, and a
  *   checkpoint may be moved by assignment. Nothing may shorten a file while it is mapped. Nothing
  *   changes after opening, so any number of threads may read.
  *

@@ -1,6 +1,6 @@
 /* Checkpoints that make_checkpoint writes: the tensors of the reference checkpoints, by names,
  * shapes and types; the same bytes from the same seed; shards, holes, other values of keys; and
- * models that generate runs. */
+ * models that generate runs. And what generate says a model needs. */
 #define SAFETENSORS_IMPLEMENTATION
 #include "../examples/safetensors.h"
 
@@ -200,6 +200,97 @@ static void refusals_are_one_line(void) {
     CHECK(!exists("x/config.json"));
 }
 
+/* ---- What generate says of them ---- */
+
+static bool ends_in(const char *name, const char *end) {
+    size_t n = strlen(name), m = strlen(end);
+    return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+typedef struct counted {
+    double all, dense, experts, head, embedding;
+} counted;
+
+/* By names: experts, head and embedding have theirs, and of the rest matrices are what is multiplied
+ * by. */
+static counted count_bytes(const char *directory) {
+    st_checkpoint c;
+    error e;
+    counted n = {0, 0, 0, 0, 0};
+    if (!st_open(&c, directory, &e)) give_up(e.text);
+    for (size_t i = 0; i < st_count(&c); i++) {
+        const st_tensor *t = st_at(&c, i);
+        double bytes = (double)t->bytes;
+        n.all += bytes;
+        if (strstr(t->name, ".experts."))
+            n.experts += bytes;
+        else if (ends_in(t->name, "lm_head.weight"))
+            n.head += bytes;
+        else if (ends_in(t->name, "embed_tokens.weight"))
+            n.embedding += bytes / (double)t->dims[0];
+        else if (t->n_dims == 2 && !ends_in(t->name, "_res_proj.weight"))
+            n.dense += bytes;
+    }
+    st_close(&c);
+    return n;
+}
+
+static void check_plan(const char *directory, double per_token, double experts) {
+    char arguments[400];
+    double mapped = 0, total = 0, dense = 0, chosen = 0, head = 0, embedding = 0, vectors = 0;
+    double states = 0, latents = 0;
+    counted n = count_bytes(directory);
+    snprintf(arguments, sizeof arguments, "%s --plan", directory);
+    outcome o = run_program("generate", arguments);
+    CHECK_MSG(o.status == 0 && o.n_err == 0, "%s: status %d: %s", arguments, o.status, o.err);
+    const char *token = strstr(o.out, "\na token: ");
+    CHECK(sscanf(o.out, "weights: %lf bytes mapped", &mapped) == 1);
+    CHECK(token &&
+          sscanf(token,
+                 "\na token: %lf bytes touched: dense matrices %lf, %*d of %*d experts %lf,"
+                 " head %lf, embedding %lf, vectors %lf, states %lf, latents %lf",
+                 &total, &dense, &chosen, &head, &embedding, &vectors, &states, &latents) == 8);
+    CHECK_MSG(mapped == n.all && dense == n.dense && head == n.head && embedding == n.embedding,
+              "%s: %s", directory, o.out);
+    CHECK_AT_MOST("experts", fabs(chosen - n.experts * per_token / experts), 1);
+    CHECK(total == dense + chosen + head + embedding + vectors + states + latents);
+    CHECK(strstr(o.out, "\nmemory: ") && strstr(o.out, "largest context"));
+    outcome_free(&o);
+}
+
+static void plans_count_what_the_files_hold(void) {
+    check_plan(LINEAR, 3, 8);
+    check_plan(K3, 4, 16);
+}
+
+/* Published sizes of the 48B: 98.2 GB of bf16, 40 MiB of states and windows of three tokens of 3 x
+ * 4096 channels in 20 layers, 8064 bytes of latents a token. */
+static void plan_of_the_published_model(void) {
+    outcome o = run_program("generate", "WORK/full --plan --cache bf16");
+    CHECK_MSG(o.status == 0, "%s", o.err);
+    CHECK_MSG(strstr(o.out, "weights: 98245541888 bytes mapped: bf16 matrices "), "%s", o.out);
+    CHECK_MSG(strstr(o.out, " states 89784320, latents 8064; after each 1000 tokens 8064000 more"),
+              "%s", o.out);
+    CHECK_MSG(strstr(o.out, "for each 1000 tokens 8064000 more"), "%s", o.out);
+    outcome_free(&o);
+}
+
+/* The same tokens, or a refusal that says what the limit is; as the one or the other depends on who
+ * runs this. */
+static void weights_are_read_ahead_or_locked(void) {
+    outcome plain = run_program("generate", LINEAR " --tokens WORK/ids --generate 4");
+    outcome ahead = run_program("generate", LINEAR " --tokens WORK/ids --generate 4 --prefault");
+    outcome locked = run_program("generate", LINEAR " --tokens WORK/ids --generate 4 --lock");
+    CHECK(plain.status == 0 && ahead.status == 0);
+    CHECK(strcmp(plain.out, ahead.out) == 0);
+    if (locked.status == 0)
+        CHECK(strcmp(plain.out, locked.out) == 0);
+    else
+        CHECK_MSG(locked.status == 1 && strstr(locked.err, "cannot be locked in memory"), "%s",
+                  locked.err);
+    outcome_free(&plain), outcome_free(&ahead), outcome_free(&locked);
+}
+
 static void models_run(void) {
     uint32_t ids[5] = {1, 2, 3, 250, 5};
     write_ids("ids", ids, 5);
@@ -220,5 +311,8 @@ int main(void) {
     TEST(sparse_files_take_no_room);
     TEST(refusals_are_one_line);
     TEST(models_run);
+    TEST(plans_count_what_the_files_hold);
+    TEST(plan_of_the_published_model);
+    TEST(weights_are_read_ahead_or_locked);
     return test_summary();
 }
