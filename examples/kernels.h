@@ -84,7 +84,8 @@ typedef struct kernels_bf16 {
 LINEAR_API const kernels_bf16 *kernels_bf16_of(kda_isa isa);
 
 #define KERNELS_LANES_MOST 16
-#define KERNELS_TALL 4 /* rows of a register block */
+#define KERNELS_TALL 4  /* rows of a register block */
+#define KERNELS_LINE 64 /* bytes that memory hands over at a time */
 
 /* The set of that name, or the best for KDA_ISA_AUTO and for one that is not there. */
 static const kernels *kernels_of(kda_isa isa);
@@ -96,6 +97,14 @@ KERNELS_INLINE kernels_matrix kernels_plain(linear_type type, const void *data, 
     memset(&a, 0, sizeof a);
     a.type = type, a.data = (const unsigned char *)data, a.row_bytes = row_bytes;
     return a;
+}
+
+/* Asks for a line of each of KERNELS_TALL rows, `ahead` bytes further on. With one column a matrix
+ * comes from memory, and what a processor fetches by itself ends with a page, which is a row or two.
+ * The address may lie behind the matrix: nothing is read. */
+KERNELS_INLINE void kernelsi_fetch(const unsigned char *const *row, size_t ahead) {
+    for (size_t r = 0; r < KERNELS_TALL; r++)
+        __builtin_prefetch((const void *)((uintptr_t)row[r] + ahead), 0, 2);
 }
 
 /* Scale and zero of a row of this part and a group of the whole matrix, for codes as `table` and
@@ -757,10 +766,13 @@ KERNELS_KERNEL void KERNELS_(expand)(const kernels_matrix *a, size_t n, float *o
 /* ---- dots ---- */
 
 /* KERNELS_TALL rows against `wide` columns, at b + j * b_stride, over k elements. type and wide are
- * constants where this is inlined. sum[j][r] is the sum of row r and column j. */
+ * constants where this is inlined. sum[j][r] is the sum of row r and column j. ahead: bytes from a
+ * row to the one that is next in its place. */
 KERNELS_KERNEL_INLINE void KERNELS_(dots_block)(linear_type type, const unsigned char *const *row,
-                                                const float *b, size_t b_stride, size_t wide,
-                                                size_t k, float sum[KERNELS_WIDE][KERNELS_TALL]) {
+                                                size_t ahead, const float *b, size_t b_stride,
+                                                size_t wide, size_t k,
+                                                float sum[KERNELS_WIDE][KERNELS_TALL]) {
+    const size_t line = type == LINEAR_F32 ? KERNELS_LINE / 4 : KERNELS_LINE / 2; /* elements */
     KERNELS_VEC acc[KERNELS_WIDE][KERNELS_TALL], column[KERNELS_WIDE];
     size_t i = 0;
 #pragma GCC unroll 8
@@ -770,6 +782,7 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_block)(linear_type type, const unsigned
     for (; i + KERNELS_LANES <= k; i += KERNELS_LANES) {
 #pragma GCC unroll 8
         for (size_t j = 0; j < wide; j++) column[j] = KERNELS_(read)(b + j * b_stride + i);
+        if (wide == 1 && i % line == 0) kernelsi_fetch(row, i / line * KERNELS_LINE + ahead);
 #pragma GCC unroll 8
         for (size_t r = 0; r < KERNELS_TALL; r++) {
             KERNELS_VEC a = KERNELS_(load)(type, row[r], i);
@@ -851,8 +864,11 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_codes)(const kernels_matrix *a, unsigne
             minus_zero[r] = KERNELS_(set)(-kernelsi_zero(a, index[r], group));
         }
         for (; i + LINEAR_BLOCK <= end; i += LINEAR_BLOCK) {
+            size_t at = i * bits / 8;
+            if (wide == 1 && at % KERNELS_LINE == 0)
+                kernelsi_fetch(row, at + KERNELS_TALL * a->row_bytes);
             KERNELS_(codes_block)
-            (a, bits, row, i * bits / 8, scale, minus_zero, b + i, b_stride, wide, acc);
+            (a, bits, row, at, scale, minus_zero, b + i, b_stride, wide, acc);
         }
         if (i < end) {
             KERNELS_(codes_rest)
@@ -882,7 +898,8 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_spans)(const kernels_matrix *a, linear_
             KERNELS_(dots_codes)
             (a, type == LINEAR_UINT4 ? 4 : 8, row, index, col, b + col, b_stride, wide, width, sum);
         } else {
-            KERNELS_(dots_block)(type, row, b + col, b_stride, wide, width, sum);
+            KERNELS_(dots_block)
+            (type, row, KERNELS_TALL * a->row_bytes, b + col, b_stride, wide, width, sum);
         }
         for (size_t j = 0; j < wide; j++)
             for (size_t r = 0; r < count; r++) {

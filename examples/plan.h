@@ -43,9 +43,6 @@ typedef struct plan_token {
     double total;
 } plan_token;
 
-/* Bytes of a matrix in its file, scales included; 0 where it is absent. */
-PLAN_API double plan_matrix_bytes(const linear *w);
-
 PLAN_API plan_weights plan_weights_of(const hybrid_model *model);
 
 /* Of a session that has read n_tokens tokens, whose cache has that type. */
@@ -65,14 +62,6 @@ PLAN_API bool plan_print(const hybrid_model *model, const hybrid_session_options
                          const hybrid_workspace_options *workspace, FILE *out);
 
 /* ---- Weights ---- */
-
-PLAN_API double plan_matrix_bytes(const linear *w) {
-    double rows = (double)w->rows;
-    if (w->type == 0) return 0;
-    if (w->scale && w->type == LINEAR_MXFP4)
-        rows *= 1 + 2.0 / LINEAR_MXFP4_GROUP; /* a byte of scale to 16 of numbers */
-    return rows * (double)linear_row_bytes(w->type, w->cols);
-}
 
 typedef void (*plani_visit)(void *context, const linear *w);
 
@@ -103,11 +92,11 @@ static void plani_each_expert(const hybrid_model *model, size_t layer, plani_vis
 
 static void plani_add_type(void *context, const linear *w) {
     plan_weights *weights = (plan_weights *)context;
-    if ((size_t)w->type < PLAN_TYPES) weights->matrices[w->type] += plan_matrix_bytes(w);
+    if ((size_t)w->type < PLAN_TYPES) weights->matrices[w->type] += (double)linear_bytes(w);
 }
 
 static void plani_add_bytes(void *context, const linear *w) {
-    *(double *)context += plan_matrix_bytes(w);
+    *(double *)context += (double)linear_bytes(w);
 }
 
 /* Is the head the embedding? */
@@ -143,8 +132,8 @@ PLAN_API plan_token plan_token_of(const hybrid_model *model, size_t n_tokens, li
     }
     if (c->num_experts > 0)
         token.experts = experts * (double)c->experts_per_token / (double)c->num_experts;
-    token.head = plan_matrix_bytes(&model->head);
-    token.embedding = plan_matrix_bytes(&model->embed) / (double)c->vocab_size;
+    token.head = (double)linear_bytes(&model->head);
+    token.embedding = (double)linear_bytes(&model->embed) / (double)c->vocab_size;
     token.vectors = (double)(model->n_vectors * sizeof(float));
     hybrid_sizes sizes = hybrid_memory_sizes(model, n_tokens + 1, cache);
     token.states = 2 * (sizes.states + sizes.windows);

@@ -29,8 +29,8 @@ static const char help[] =
     "  --set KEY=VALUE       another value for a key of the configuration (of text_config, where\n"
     "                        there is one), as JSON: --set vocab_size=32768\n"
     "                        --set linear_attn_config.kda_layers=[1,2]; up to 16 times\n"
-    "  --experts-type TYPE   bf16 or mxfp4 (default: mxfp4 if the configuration's\n"
-    "                        quantization_config says so)\n"
+    "  --experts-type TYPE   bf16 or mxfp4, which goes into the configuration too (default: what\n"
+    "                        its quantization_config says)\n"
     "  --shard-bytes N       start another file where one would hold more (default 5000000000)\n"
     "  --seed N              of the numbers (default 1)\n"
     "  --sparse              headers only: data is a hole in the file and reads as zeros\n"
@@ -634,10 +634,26 @@ static bool read_release(const options *o, layout *l, const text *t, error *e) {
     const char *key = "quantization_config";
     const json_value *inner = json_member(l->is_inside ? text_config : root, key);
     const json_value *quantization = inner ? inner : json_member(root, key);
-    bool mxfp4 = json_string_is(json_member(quantization, "format"), "mxfp4-pack-quantized");
-    l->packed_experts = o->experts == EXPERTS_BY_CONFIG ? mxfp4 : o->experts == EXPERTS_MXFP4;
+    l->packed_experts = json_string_is(json_member(quantization, "format"), "mxfp4-pack-quantized");
     json_free(&document);
     return true;
+}
+
+/* --experts-type goes into the configuration: as K3's release says it, or nothing of it. */
+static bool state_experts(const options *o, layout *l, text *config, error *e) {
+    bool packed = l->packed_experts;
+    if (o->experts != EXPERTS_BY_CONFIG) l->packed_experts = o->experts == EXPERTS_MXFP4;
+    if (packed == l->packed_experts) return true;
+    return apply_setting(
+        config, o->paths[0],
+        packed ? "quantization_config=null"
+               : "quantization_config={\"quant_method\": \"compressed-tensors\", "
+                 "\"format\": \"mxfp4-pack-quantized\", \"config_groups\": {\"group_0\": "
+                 "{\"weights\": {\"num_bits\": 4, \"type\": \"float\", \"group_size\": 32, "
+                 "\"symmetric\": true, \"strategy\": \"group\"}, \"targets\": [\"Linear\"]}}, "
+                 "\"ignore\": [\"re:.*self_attn.*\", \"re:.*shared_experts.*\", "
+                 "\"re:.*mlp\\\\.(gate|up|gate_up|down)_proj.*\", \"re:.*lm_head.*\"]}",
+        e);
 }
 
 static bool run_all(const options *o, layout *l, text *config, error *e) {
@@ -648,7 +664,7 @@ static bool run_all(const options *o, layout *l, text *config, error *e) {
     for (size_t i = 0; i < o->set.n; i++)
         if (!apply_setting(config, o->paths[0], o->set.list[i], e)) return false;
     if (!hybrid_config_parse(&l->config, o->paths[0], config->bytes, config->n, e) ||
-        !read_release(o, l, config, e) || !add_model(l, e))
+        !read_release(o, l, config, e) || !state_experts(o, l, config, e) || !add_model(l, e))
         return false;
     if (strlen(o->paths[1]) > sizeof path - 100)
         return error_set(e, "%.60s...: expected a shorter path", o->paths[1]);

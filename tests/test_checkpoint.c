@@ -298,6 +298,9 @@ static void models_run(void) {
     check_runs("WORK/k3 --tokens WORK/ids --generate 4");
     check_runs("WORK/shards --tokens WORK/ids --generate 4");
     check_runs("WORK/tied --tokens WORK/ids --generate 4");
+    outcome o = run_ok(K3 "/config.json WORK/wide --experts-type bf16");
+    outcome_free(&o);
+    check_runs("WORK/wide --tokens WORK/ids --generate 4");
 }
 
 int main(void) {
