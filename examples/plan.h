@@ -1,4 +1,4 @@
-/* plan.h - what a model needs, by count: bytes of its weights, bytes that a generated token touches,
+/* plan.h - what a model needs, by count: bytes of its weights, bytes that a token touches,
  * and the longest context that a machine's memory holds. No weight's contents are read.
  *
  * Include it after hybrid.h with its bodies. Every function is static: this header is for programs
@@ -57,7 +57,7 @@ PLAN_API double plan_available_memory(void);
 PLAN_API size_t plan_largest_context(const hybrid_model *model, hybrid_session_options session,
                                      hybrid_workspace_options workspace, double bytes);
 
-/* Prints all of it: for a session and a workspace of that capacity, and for the machine's memory. */
+/* Prints all of it, for a session and a workspace of that capacity, on this machine. */
 PLAN_API bool plan_print(const hybrid_model *model, const hybrid_session_options *session,
                          const hybrid_workspace_options *workspace, FILE *out);
 

@@ -211,7 +211,7 @@ typedef struct counted {
     double all, dense, experts, head, embedding;
 } counted;
 
-/* By names: experts, head and embedding have theirs, and of the rest matrices are what is multiplied
+/* By names: experts, head and embedding have theirs; of the rest matrices are what is multiplied
  * by. */
 static counted count_bytes(const char *directory) {
     st_checkpoint c;
