@@ -138,7 +138,7 @@ static bool read_and_save(error *e) {
 
 static bool load_and_read(error *e) {
     reading r;
-    size_t n_tokens;
+    size_t n_tokens = 0;
     if (!begin_reading(&r, e)) return false;
     bool ok = hybrid_saved_tokens(path_of("saved"), &n_tokens, e) && n_tokens == 20 &&
               hybrid_session_load(&r.session, path_of("saved"), e) && forward(&r, e);

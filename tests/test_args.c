@@ -146,6 +146,7 @@ static void running(void) {
     SPOIL(c.run.algorithm = (kda_algorithm)3, KDA_ERR_ALGORITHM);
     SPOIL(c.run.algorithm = (kda_algorithm)-1, KDA_ERR_ALGORITHM);
     SPOIL(c.run.parallel_for = never_called, KDA_ERR_THREADS);
+    SPOIL((c.run.parallel_for = never_called, c.run.n_threads = SIZE_MAX / 2), KDA_ERR_SIZE);
     SPOIL(c.seqs[1].state = c.seqs[0].state, KDA_ERR_ALIAS);
     SPOIL(c.seqs[1].state = (float *)c.seqs[0].state + 1, KDA_ERR_ALIAS); /* they overlap */
     SPOIL((c.seqs[1].state = c.seqs[0].state, c.seqs[1].n_tokens = 0), KDA_ERR_ALIAS);

@@ -116,8 +116,10 @@ static void keep(const void *bytes, size_t n) {
     recorded += n;
 }
 
+static kda_isa isa; /* that calls run with */
+
 /* Runs a scenario in every place, from the same seed, and compares what it kept. */
-static void everywhere(void (*scenario)(void)) {
+static void in_every_place(void (*scenario)(void)) {
     size_t n = 0;
     for (int where = ORDINARY; where < PLACEMENTS; where++) {
         place = (placement)where;
@@ -131,11 +133,21 @@ static void everywhere(void (*scenario)(void)) {
     }
 }
 
+/* The same with every instruction set. */
+static void everywhere(void (*scenario)(void)) {
+    for (int i = KDA_ISA_AUTO; i <= KDA_ISA_NEON; i++) {
+        isa = (kda_isa)i;
+        if (isa == KDA_ISA_AUTO || kda_isa_is_available(isa)) in_every_place(scenario);
+    }
+    isa = KDA_ISA_AUTO;
+}
+
 /* A run with exactly as much scratch as asked for, full of garbage. */
 static kda_run run_with(size_t bytes, kda_algorithm algorithm) {
     kda_run run;
     memset(&run, 0, sizeof run);
     run.algorithm = algorithm;
+    run.isa = isa;
     run.scratch_bytes = bytes;
     run.scratch = buffer(bytes, 1);
     memset(run.scratch, 0xA5, bytes);
@@ -247,7 +259,8 @@ static void conv_once(size_t width, kda_type type) {
         seqs[i].journal = buffer(kda_conv_journal_bytes(&desc, seqs[i].n_tokens), sizeof(float));
     }
     args.seqs = seqs, args.n_seqs = 2;
-    kda_run run = run_with(kda_conv_scratch_bytes(&desc, 2, NULL), KDA_AUTO);
+    kda_run run = run_with(0, KDA_AUTO);
+    run = run_with(kda_conv_scratch_bytes(&desc, 2, &run), KDA_AUTO);
     CHECK(kda_conv_verify(&desc, &args, &run) == KDA_OK);
     keep(args.y.data, bytes_of(ROWS * CHANNELS, type));
     for (size_t i = 0; i < 2; i++) keep(seqs[i].window, window_bytes);
@@ -305,7 +318,8 @@ static void layer_once(size_t width, kda_type type, kda_type state_type) {
     }
     seqs[0].journal = buffer(kda_layer_journal_bytes(&layer, DRAFT), sizeof(float));
     args.seqs = seqs, args.n_seqs = 2;
-    kda_run run = run_with(kda_layer_scratch_bytes(&layer, 2, NULL), KDA_AUTO);
+    kda_run run = run_with(0, KDA_AUTO);
+    run = run_with(kda_layer_scratch_bytes(&layer, 2, &run), KDA_AUTO);
     CHECK(kda_layer(&layer, &args, &run) == KDA_OK);
     keep(args.o.data, bytes_of(ROWS * HEADS * V, type));
     seqs[0].n_tokens = DRAFT, args.n_seqs = 1;
@@ -339,11 +353,12 @@ static void parts_once(kda_type type) {
     float *weight = normal(DIM), *A_log = normal(2), *dt_bias = normal(2 * DIM);
     seal();
     kda_output y = kda_out(room(ROWS * 2 * DIM, type), type, 2 * DIM, DIM);
-    CHECK(kda_l2_norm(ROWS, 2, DIM, 0, x, y, NULL) == KDA_OK);
+    kda_run run = run_with(0, KDA_AUTO);
+    CHECK(kda_l2_norm(ROWS, 2, DIM, 0, x, y, &run) == KDA_OK);
     keep(y.data, bytes_of(ROWS * 2 * DIM, type));
-    CHECK(kda_gated_norm(ROWS, 2, DIM, 1e-5f, weight, x, gate, y, NULL) == KDA_OK);
+    CHECK(kda_gated_norm(ROWS, 2, DIM, 1e-5f, weight, x, gate, y, &run) == KDA_OK);
     keep(y.data, bytes_of(ROWS * 2 * DIM, type));
-    CHECK(kda_log_decay(&desc, ROWS, x, A_log, dt_bias, y, NULL) == KDA_OK);
+    CHECK(kda_log_decay(&desc, ROWS, x, A_log, dt_bias, y, &run) == KDA_OK);
     keep(y.data, bytes_of(ROWS * 2 * DIM, type));
     release();
 }

@@ -182,6 +182,40 @@ static void extremes_have_the_same_bits(void) {
         }
 }
 
+/* An infinite correction leaves the padding of rows alone: with all keys and queries above 0 and
+ * beta below, what follows stays infinite and is no NaN. */
+static void infinities_stay_in_their_channels(void) {
+    enum { K = 5, V = 3, TOKENS = 4 };
+    for (int isa = KDA_ISA_SCALAR; isa <= KDA_ISA_NEON; isa++) {
+        float state[K * V] = {0}, o[TOKENS * V];
+        kda_run run;
+        kda_seq seq;
+        memset(&run, 0, sizeof run), memset(&seq, 0, sizeof seq);
+        run.algorithm = KDA_RECURRENT, run.isa = (kda_isa)isa;
+        if (!kda_isa_is_available(run.isa)) continue;
+        float rows[TOKENS * K], v[TOKENS * V], g[TOKENS * K], beta[TOKENS];
+        for (size_t i = 0; i < TOKENS * K; i++) rows[i] = 0.25f, g[i] = -0.5f;
+        for (size_t i = 0; i < TOKENS * V; i++) v[i] = i < V ? HUGE_VALF : 1.0f;
+        for (size_t i = 0; i < TOKENS; i++) beta[i] = i == 0 ? 1.0f : -1.0f;
+        kda_args args;
+        memset(&args, 0, sizeof args);
+        args.q = args.k = kda_in_f32(rows, K, K), args.v = kda_in_f32(v, V, V);
+        args.g = kda_in_f32(g, K, K), args.beta = kda_in_f32(beta, 1, 1);
+        args.o = kda_out_f32(o, V, V);
+        seq.n_tokens = TOKENS, seq.state = state;
+        args.seqs = &seq, args.n_seqs = 1;
+        kda_desc desc = problem_desc(1, 0, K, V);
+        desc.beta = KDA_BETA_VALUE;
+        run.scratch_bytes = kda_scratch_bytes(&desc, 1, &run);
+        run.scratch = test_alloc(run.scratch_bytes);
+        CHECK(kda_forward(&desc, &args, &run) == KDA_OK);
+        for (size_t i = 0; i < TOKENS * V; i++)
+            CHECK_MSG(o[i] == HUGE_VALF, "%s: output %zu is %g", kda_isa_name(run.isa), i,
+                      (double)o[i]);
+        free(run.scratch);
+    }
+}
+
 /* The elementary functions inside the kernels, over a spread of all floats. */
 static void functions_have_the_same_bits(void) {
     enum { N = 4096 };
@@ -285,6 +319,7 @@ int main(void) {
     TEST(avx512_equals_scalar);
     TEST(neon_equals_scalar);
     TEST(extremes_have_the_same_bits);
+    TEST(infinities_stay_in_their_channels);
     TEST(functions_have_the_same_bits);
     TEST(conversions_have_the_same_bits);
     TEST(subnormals_count_as_zero_within_a_call_only);
