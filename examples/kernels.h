@@ -107,6 +107,14 @@ KERNELS_INLINE void kernelsi_fetch(const unsigned char *const *row, size_t ahead
         __builtin_prefetch((const void *)((uintptr_t)row[r] + ahead), 0, 2);
 }
 
+/* How the codes of a quantised type become numbers. A constant where speed counts. */
+typedef enum kernelsi_how {
+    KERNELSI_HALVES, /* 4 bits, looked up in a table that knows of the zero */
+    KERNELSI_INT8,   /* 8 bits, without zeros */
+    KERNELSI_UINT8,
+    KERNELSI_BYTES /* 8 bits, signed or not, with zeros or not */
+} kernelsi_how;
+
 /* Scale and zero of a row of this part and a group of the whole matrix, for codes as `table` and
  * `flip` read them. */
 KERNELS_INLINE float kernelsi_scale(const kernels_matrix *a, size_t row, size_t group) {
@@ -189,16 +197,23 @@ KERNELS_INLINE kernels_vec_scalar kernels_read_bf16_scalar(const unsigned char *
     KERNELS_EACH4 y.x[i] = linear_from_bf16(st_load_u16(x + 2 * i));
     return y;
 }
-/* A block of codes, of 4 bits and of 8. */
-KERNELS_INLINE void kernels_read_halves_scalar(const signed char *table, const unsigned char *x,
-                                               kernels_vec_scalar y[LINEAR_BLOCK / 4]) {
-    for (size_t v = 0; v < LINEAR_BLOCK / 4; v++, x += 2)
-        KERNELS_EACH4 y[v].x[i] = (float)table[(unsigned)x[i / 2] >> 4 * (i % 2) & 15u];
+/* A table of bytes with a zero taken from each. */
+KERNELS_INLINE void kernels_shift_table_scalar(const signed char *table, int zero,
+                                               signed char *out) {
+    for (int i = 0; i < 16; i++) out[i] = (signed char)(table[i] - zero);
 }
-KERNELS_INLINE void kernels_read_bytes_scalar(unsigned char flip, const unsigned char *x,
-                                              kernels_vec_scalar y[LINEAR_BLOCK / 4]) {
-    for (size_t v = 0; v < LINEAR_BLOCK / 4; v++, x += 4)
-        KERNELS_EACH4 y[v].x[i] = (float)(signed char)(x[i] ^ flip);
+/* The halves of a block of codes in order, looked up. */
+KERNELS_INLINE void kernels_look_up_scalar(const signed char *table, const unsigned char *x,
+                                           unsigned char *out) {
+    for (size_t i = 0; i < LINEAR_BLOCK; i++)
+        out[i] = (unsigned char)table[(unsigned)x[i / 2] >> 4 * (i % 2) & 15u];
+}
+/* A vector of signed bytes, which `flip` makes of x by exclusive or. */
+KERNELS_INLINE kernels_vec_scalar kernels_read_bytes_scalar(unsigned char flip,
+                                                            const unsigned char *x) {
+    kernels_vec_scalar y;
+    KERNELS_EACH4 y.x[i] = (float)(signed char)(x[i] ^ flip);
+    return y;
 }
 
 /* ---- x86 ---- */
@@ -266,35 +281,28 @@ KERNELS_AVX2 __m256 kernels_read_bf16_avx2(const unsigned char *x) {
     __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)x));
     return _mm256_castsi256_ps(_mm256_shuffle_epi8(twice, to));
 }
-KERNELS_AVX2 __m256 kernelsi_signed_avx2(__m128i eight) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
-}
 KERNELS_AVX2 __m128i kernelsi_read_16(const void *x) {
     return _mm_loadu_si128((const __m128i *)x);
 }
-/* The 32 halves of 16 bytes in order, looked up: 16 bytes of `low`, 16 of `high`. */
-KERNELS_AVX2 void kernelsi_halves(const signed char *table, const unsigned char *x, __m128i *low,
-                                  __m128i *high) {
+
+KERNELS_AVX2 void kernels_shift_table_avx2(const signed char *table, int zero, signed char *out) {
+    __m128i shifted = _mm_sub_epi8(kernelsi_read_16(table), _mm_set1_epi8((char)zero));
+    _mm_storeu_si128((__m128i *)(void *)out, shifted);
+}
+KERNELS_AVX2 void kernels_look_up_avx2(const signed char *table, const unsigned char *x,
+                                       unsigned char *out) {
     __m128i pairs = kernelsi_read_16(x), mask = _mm_set1_epi8(15), of = kernelsi_read_16(table);
     __m128i even = _mm_shuffle_epi8(of, _mm_and_si128(pairs, mask));
     __m128i odd = _mm_shuffle_epi8(of, _mm_and_si128(_mm_srli_epi16(pairs, 4), mask));
-    *low = _mm_unpacklo_epi8(even, odd), *high = _mm_unpackhi_epi8(even, odd);
+    _mm_storeu_si128((__m128i *)(void *)out, _mm_unpacklo_epi8(even, odd));
+    _mm_storeu_si128((__m128i *)(void *)(out + 16), _mm_unpackhi_epi8(even, odd));
+    /* Widening from memory is one operation; compilers would keep the bytes and move them about. */
+    __asm__("" : "+m"(*(unsigned char(*)[LINEAR_BLOCK])out));
 }
-KERNELS_AVX2 void kernels_read_halves_avx2(const signed char *table, const unsigned char *x,
-                                           __m256 y[LINEAR_BLOCK / 8]) {
-    __m128i low, high;
-    kernelsi_halves(table, x, &low, &high);
-    y[0] = kernelsi_signed_avx2(low), y[1] = kernelsi_signed_avx2(_mm_srli_si128(low, 8));
-    y[2] = kernelsi_signed_avx2(high), y[3] = kernelsi_signed_avx2(_mm_srli_si128(high, 8));
-}
-KERNELS_AVX2 void kernels_read_bytes_avx2(unsigned char flip, const unsigned char *x,
-                                          __m256 y[LINEAR_BLOCK / 8]) {
-    __m128i mask = _mm_set1_epi8((char)flip);
-#pragma GCC unroll 8
-    for (int i = 0; i < LINEAR_BLOCK / 8; i++) {
-        __m128i eight = _mm_loadl_epi64((const __m128i *)(const void *)(x + 8 * i));
-        y[i] = kernelsi_signed_avx2(_mm_xor_si128(eight, mask));
-    }
+KERNELS_AVX2 __m256 kernels_read_bytes_avx2(unsigned char flip, const unsigned char *x) {
+    __m128i eight = _mm_loadl_epi64((const __m128i *)(const void *)x);
+    eight = _mm_xor_si128(eight, _mm_set1_epi8((char)flip));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
 }
 #else
 #define KERNELS_X86 0
@@ -352,21 +360,19 @@ KERNELS_AVX512 __m512 kernels_read_bf16_avx512(const unsigned char *x) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)x));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
-KERNELS_AVX512 void kernels_read_halves_avx512(const signed char *table, const unsigned char *x,
-                                               __m512 y[LINEAR_BLOCK / 16]) {
-    __m128i low, high;
-    kernelsi_halves(table, x, &low, &high);
-    y[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(low));
-    y[1] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high));
+KERNELS_AVX512 __m512 kernels_read_bytes_avx512(unsigned char flip, const unsigned char *x) {
+    __m128i bytes = _mm_xor_si128(kernelsi_read_16(x), _mm_set1_epi8((char)flip));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 }
-KERNELS_AVX512 void kernels_read_bytes_avx512(unsigned char flip, const unsigned char *x,
-                                              __m512 y[LINEAR_BLOCK / 16]) {
-    __m128i mask = _mm_set1_epi8((char)flip);
-#pragma GCC unroll 8
-    for (int i = 0; i < LINEAR_BLOCK / 16; i++) {
-        __m128i bytes = _mm_xor_si128(kernelsi_read_16(x + 16 * i), mask);
-        y[i] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-    }
+/* Vector v of the halves of a block, looked up. */
+KERNELS_AVX512 __m512 kernels_read_halves_avx512(__m512 table, const unsigned char *x, size_t v) {
+    const __m512i from = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const __m512i shift =
+        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    __m512i bytes = _mm512_broadcast_i32x4(kernelsi_read_16(x));
+    bytes = _mm512_permutexvar_epi32(_mm512_add_epi32(from, _mm512_set1_epi32(2 * (int)v)), bytes);
+    /* Of an index the lowest four bits count. */
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(bytes, shift), table);
 }
 #else
 #define KERNELS_HAVE_AVX512 0
@@ -421,26 +427,22 @@ KERNELS_INLINE float32x4_t kernels_read_bf16_neon(const unsigned char *x) {
     uint16x4_t half = vreinterpret_u16_u8(vld1_u8(x));
     return vreinterpretq_f32_u32(vshll_n_u16(half, 16));
 }
-KERNELS_INLINE void kernelsi_signed_neon(int8x16_t x, float32x4_t y[4]) {
-    int16x8_t low = vmovl_s8(vget_low_s8(x)), high = vmovl_s8(vget_high_s8(x));
-    y[0] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(low)));
-    y[1] = vcvtq_f32_s32(vmovl_s16(vget_high_s16(low)));
-    y[2] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(high)));
-    y[3] = vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)));
+KERNELS_INLINE void kernels_shift_table_neon(const signed char *table, int zero, signed char *out) {
+    vst1q_s8(out, vsubq_s8(vld1q_s8(table), vdupq_n_s8((signed char)zero)));
 }
-KERNELS_INLINE void kernels_read_halves_neon(const signed char *table, const unsigned char *x,
-                                             float32x4_t y[LINEAR_BLOCK / 4]) {
-    uint8x16_t pairs = vld1q_u8(x);
-    int8x16_t of = vld1q_s8(table), even = vqtbl1q_s8(of, vandq_u8(pairs, vdupq_n_u8(15)));
-    int8x16_t odd = vqtbl1q_s8(of, vshrq_n_u8(pairs, 4));
-    kernelsi_signed_neon(vzip1q_s8(even, odd), y);
-    kernelsi_signed_neon(vzip2q_s8(even, odd), y + 4);
+KERNELS_INLINE void kernels_look_up_neon(const signed char *table, const unsigned char *x,
+                                         unsigned char *out) {
+    uint8x16_t pairs = vld1q_u8(x), of = vreinterpretq_u8_s8(vld1q_s8(table));
+    uint8x16_t even = vqtbl1q_u8(of, vandq_u8(pairs, vdupq_n_u8(15)));
+    uint8x16_t odd = vqtbl1q_u8(of, vshrq_n_u8(pairs, 4));
+    vst1q_u8(out, vzip1q_u8(even, odd)), vst1q_u8(out + 16, vzip2q_u8(even, odd));
 }
-KERNELS_INLINE void kernels_read_bytes_neon(unsigned char flip, const unsigned char *x,
-                                            float32x4_t y[LINEAR_BLOCK / 4]) {
-    for (size_t i = 0; i < LINEAR_BLOCK / 16; i++)
-        kernelsi_signed_neon(vreinterpretq_s8_u8(veorq_u8(vld1q_u8(x + 16 * i), vdupq_n_u8(flip))),
-                             y + 4 * i);
+KERNELS_INLINE float32x4_t kernels_read_bytes_neon(unsigned char flip, const unsigned char *x) {
+    uint32_t four;
+    memcpy(&four, x, sizeof four);
+    uint8x8_t bytes = veor_u8(vreinterpret_u8_u32(vdup_n_u32(four)), vdup_n_u8(flip));
+    int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(bytes));
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
 }
 #else
 #define KERNELS_NEON 0
@@ -468,6 +470,7 @@ KERNELS_INLINE void kernels_read_bytes_neon(unsigned char flip, const unsigned c
 #define KERNELS_PASS avx512
 #define KERNELS_ISA KDA_ISA_AVX512
 #define KERNELS_LANES 16
+#define KERNELS_HAS_TABLES
 #define KERNELS_KERNEL static KERNELS_AVX512_TARGET
 #define KERNELS_KERNEL_INLINE KERNELS_AVX512
 #define KERNELS_WIDE 6
@@ -653,6 +656,7 @@ LINEAR_API const kernels_bf16 *kernels_bf16_of(kda_isa isa) {
  * Compiled once for each set, from within the header above, with
  *     KERNELS_PASS          the suffix of its names
  *     KERNELS_LANES         floats of a vector
+ *     KERNELS_HAS_TABLES    if a vector is a table that codes of 4 bits can index (read_halves)
  *     KERNELS_WIDE          columns of a register block, beside KERNELS_TALL rows: as many as let
  *                           the sums, a column's operands and one more stay in registers */
 #if defined(KERNELS_PASS)
@@ -682,21 +686,60 @@ KERNELS_KERNEL_INLINE KERNELS_VEC KERNELS_(load_some)(linear_type type, const un
 /* Vectors of a block of a quantised type. */
 #define KERNELS_BLOCK (LINEAR_BLOCK / KERNELS_LANES)
 
-/* One block of a quantised row: (code - zero) * scale. `bits` is a constant where this is inlined. */
-KERNELS_KERNEL_INLINE void KERNELS_(load_block)(const kernels_matrix *a, unsigned bits,
-                                                const unsigned char *x, KERNELS_VEC scale,
-                                                KERNELS_VEC minus_zero,
-                                                KERNELS_VEC y[KERNELS_BLOCK]) {
-    if (bits == 4)
-        KERNELS_(read_halves)(a->table, x, y);
-    else
-        KERNELS_(read_bytes)(a->flip, x, y);
-    if (a->zero) {
-#pragma GCC unroll 8
-        for (size_t v = 0; v < KERNELS_BLOCK; v++) y[v] = KERNELS_(add)(y[v], minus_zero);
+/* What turns the codes of a row's group into numbers. */
+typedef struct KERNELS_(group) {
+    KERNELS_VEC scale, minus_zero;
+#if defined(KERNELS_HAS_TABLES)
+    KERNELS_VEC table; /* of numbers */
+#else
+    const signed char *table;
+    signed char shifted[16]; /* which table points to if there is a zero */
+#endif
+} KERNELS_(group);
+#define KERNELS_GROUP KERNELS_(group)
+
+KERNELS_KERNEL_INLINE void KERNELS_(load_group)(KERNELS_GROUP *g, const kernels_matrix *a,
+                                                kernelsi_how how, size_t row, size_t group) {
+    g->scale = KERNELS_(set)(kernelsi_scale(a, row, group));
+    if (how == KERNELSI_BYTES) g->minus_zero = KERNELS_(set)(-kernelsi_zero(a, row, group));
+    if (how != KERNELSI_HALVES) return;
+#if defined(KERNELS_HAS_TABLES)
+    g->table = KERNELS_(read_bytes)(0, (const unsigned char *)a->table);
+    if (a->zero) g->table = KERNELS_(add)(g->table, KERNELS_(set)(-kernelsi_zero(a, row, group)));
+    g->table = KERNELS_(mul)(g->table, g->scale);
+#else
+    g->table = a->table;
+    if (!a->zero) return;
+    KERNELS_(shift_table)(a->table, (int)kernelsi_zero(a, row, group), g->shifted);
+    g->table = g->shifted;
+#endif
+}
+
+/* A block of codes where load_codes reads it: x, or what is made of it in `bytes`. */
+KERNELS_KERNEL_INLINE const unsigned char *KERNELS_(ready)(kernelsi_how how, const KERNELS_GROUP *g,
+                                                           const unsigned char *x,
+                                                           unsigned char *bytes) {
+#if !defined(KERNELS_HAS_TABLES)
+    if (how == KERNELSI_HALVES) {
+        KERNELS_(look_up)(g->table, x, bytes);
+        return bytes;
     }
-#pragma GCC unroll 8
-    for (size_t v = 0; v < KERNELS_BLOCK; v++) y[v] = KERNELS_(mul)(y[v], scale);
+#endif
+    (void)how, (void)g, (void)bytes;
+    return x;
+}
+
+/* Vector v of a block that is ready: (code - zero) * scale. */
+KERNELS_KERNEL_INLINE KERNELS_VEC KERNELS_(load_codes)(const kernels_matrix *a, kernelsi_how how,
+                                                       const KERNELS_GROUP *g,
+                                                       const unsigned char *x, size_t v) {
+#if defined(KERNELS_HAS_TABLES)
+    if (how == KERNELSI_HALVES) return KERNELS_(read_halves)(g->table, x, v);
+#endif
+    unsigned char flip = how == KERNELSI_BYTES ? a->flip : how == KERNELSI_UINT8 ? 0x80 : 0;
+    KERNELS_VEC y = KERNELS_(read_bytes)(flip, x + v * KERNELS_LANES);
+    if (how == KERNELSI_BYTES) y = KERNELS_(add)(y, g->minus_zero);
+    return KERNELS_(mul)(y, g->scale);
 }
 
 /* Where the group of this column of `a` ends, at most n. */
@@ -725,29 +768,26 @@ KERNELS_KERNEL_INLINE void KERNELS_(expand_type)(linear_type type, const kernels
     }
 }
 
-KERNELS_KERNEL_INLINE void KERNELS_(expand_codes)(const kernels_matrix *a, unsigned bits, size_t n,
-                                                  float *out) {
-    KERNELS_VEC y[KERNELS_BLOCK];
+KERNELS_KERNEL_INLINE void KERNELS_(expand_codes)(const kernels_matrix *a, kernelsi_how how,
+                                                  size_t n, float *out) {
+    const unsigned bits = how == KERNELSI_HALVES ? 4 : 8;
     size_t group = a->first_col / a->group;
     for (size_t i = 0; i < n; group++) {
-        KERNELS_VEC scale = KERNELS_(set)(kernelsi_scale(a, 0, group));
-        KERNELS_VEC minus_zero = KERNELS_(set)(-kernelsi_zero(a, 0, group));
+        KERNELS_GROUP g;
+        KERNELS_(load_group)(&g, a, how, 0, group);
         size_t end = KERNELS_(group_end)(a, group, n);
-        for (; i + LINEAR_BLOCK <= end; i += LINEAR_BLOCK) {
-            KERNELS_(load_block)(a, bits, a->data + i * bits / 8, scale, minus_zero, y);
+        for (; i < end; i += LINEAR_BLOCK) {
+            unsigned char codes[LINEAR_BLOCK] = {0}, bytes[LINEAR_BLOCK];
+            float rest[LINEAR_BLOCK], *to = end - i < LINEAR_BLOCK ? rest : out + i;
+            const unsigned char *x = a->data + i * bits / 8;
+            if (to == rest) x = (unsigned char *)memcpy(codes, x, ((end - i) * bits + 7) / 8);
+            x = KERNELS_(ready)(how, &g, x, bytes);
+#pragma GCC unroll 8
             for (size_t v = 0; v < KERNELS_BLOCK; v++)
-                KERNELS_(write)(out + i + v * KERNELS_LANES, y[v]);
+                KERNELS_(write)(to + v * KERNELS_LANES, KERNELS_(load_codes)(a, how, &g, x, v));
+            if (to == rest) memcpy(out + i, rest, (end - i) * sizeof *out);
         }
-        if (i < end) {
-            unsigned char codes[LINEAR_BLOCK] = {0};
-            float rest[LINEAR_BLOCK];
-            memcpy(codes, a->data + i * bits / 8, ((end - i) * bits + 7) / 8);
-            KERNELS_(load_block)(a, bits, codes, scale, minus_zero, y);
-            for (size_t v = 0; v < KERNELS_BLOCK; v++)
-                KERNELS_(write)(rest + v * KERNELS_LANES, y[v]);
-            memcpy(out + i, rest, (end - i) * sizeof *out);
-            i = end;
-        }
+        i = end;
     }
 }
 
@@ -757,9 +797,9 @@ KERNELS_KERNEL void KERNELS_(expand)(const kernels_matrix *a, size_t n, float *o
     case LINEAR_F16: KERNELS_(expand_type)(LINEAR_F16, a, n, out); break;
     case LINEAR_BF16: KERNELS_(expand_type)(LINEAR_BF16, a, n, out); break;
     case LINEAR_MXFP4:
-    case LINEAR_UINT4: KERNELS_(expand_codes)(a, 4, n, out); break;
+    case LINEAR_UINT4: KERNELS_(expand_codes)(a, KERNELSI_HALVES, n, out); break;
     case LINEAR_INT8:
-    case LINEAR_UINT8: KERNELS_(expand_codes)(a, 8, n, out); break;
+    case LINEAR_UINT8: KERNELS_(expand_codes)(a, KERNELSI_BYTES, n, out); break;
     }
 }
 
@@ -805,52 +845,59 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_block)(linear_type type, const unsigned
     for (size_t j = 0; j < wide; j++) KERNELS_(sum4)(acc[j], sum[j]);
 }
 
-/* One block of codes of KERNELS_TALL rows joins the sums. */
-KERNELS_KERNEL_INLINE void KERNELS_(codes_block)(const kernels_matrix *a, unsigned bits,
+/* One block of codes of KERNELS_TALL rows joins the sums. Rows take turns, so that an addition need
+ * not wait for the one before. */
+KERNELS_KERNEL_INLINE void KERNELS_(codes_block)(const kernels_matrix *a, kernelsi_how how,
                                                  const unsigned char *const *row, size_t at,
-                                                 const KERNELS_VEC *scale,
-                                                 const KERNELS_VEC *minus_zero, const float *b,
+                                                 const KERNELS_GROUP *g, const float *b,
                                                  size_t b_stride, size_t wide,
                                                  KERNELS_VEC acc[KERNELS_WIDE][KERNELS_TALL]) {
-    KERNELS_VEC y[KERNELS_BLOCK];
+    unsigned char bytes[KERNELS_TALL][LINEAR_BLOCK];
+    const unsigned char *x[KERNELS_TALL];
+    KERNELS_VEC column[KERNELS_WIDE];
 #pragma GCC unroll 8
-    for (size_t r = 0; r < KERNELS_TALL; r++) {
-        KERNELS_(load_block)(a, bits, row[r] + at, scale[r], minus_zero[r], y);
+    for (size_t r = 0; r < KERNELS_TALL; r++)
+        x[r] = KERNELS_(ready)(how, &g[r], row[r] + at, bytes[r]);
 #pragma GCC unroll 8
-        for (size_t v = 0; v < KERNELS_BLOCK; v++)
+    for (size_t v = 0; v < KERNELS_BLOCK; v++) {
 #pragma GCC unroll 8
-            for (size_t j = 0; j < wide; j++)
-                acc[j][r] = KERNELS_(fma)(
-                    y[v], KERNELS_(read)(b + j * b_stride + v * KERNELS_LANES), acc[j][r]);
+        for (size_t j = 0; j < wide; j++)
+            column[j] = KERNELS_(read)(b + j * b_stride + v * KERNELS_LANES);
+#pragma GCC unroll 8
+        for (size_t r = 0; r < KERNELS_TALL; r++) {
+            KERNELS_VEC y = KERNELS_(load_codes)(a, how, &g[r], x[r], v);
+#pragma GCC unroll 8
+            for (size_t j = 0; j < wide; j++) acc[j][r] = KERNELS_(fma)(y, column[j], acc[j][r]);
+        }
     }
 }
 
 /* The last block of rows, of n elements: zeros stand behind those of b. */
-KERNELS_KERNEL_INLINE void KERNELS_(codes_rest)(const kernels_matrix *a, unsigned bits,
+KERNELS_KERNEL_INLINE void KERNELS_(codes_rest)(const kernels_matrix *a, kernelsi_how how,
                                                 const unsigned char *const *row, size_t at,
-                                                const KERNELS_VEC *scale,
-                                                const KERNELS_VEC *minus_zero, const float *b,
+                                                const KERNELS_GROUP *g, const float *b,
                                                 size_t b_stride, size_t wide, size_t n,
                                                 KERNELS_VEC acc[KERNELS_WIDE][KERNELS_TALL]) {
     unsigned char codes[KERNELS_TALL][LINEAR_BLOCK] = {{0}};
     float column[KERNELS_WIDE][LINEAR_BLOCK] = {{0}};
     const unsigned char *padded[KERNELS_TALL];
     for (size_t r = 0; r < KERNELS_TALL; r++) {
-        memcpy(codes[r], row[r] + at, (n * bits + 7) / 8);
+        memcpy(codes[r], row[r] + at, how == KERNELSI_HALVES ? (n + 1) / 2 : n);
         padded[r] = codes[r];
     }
     for (size_t j = 0; j < wide; j++) memcpy(column[j], b + j * b_stride, n * sizeof *b);
-    KERNELS_(codes_block)
-    (a, bits, padded, 0, scale, minus_zero, column[0], LINEAR_BLOCK, wide, acc);
+    KERNELS_(codes_block)(a, how, padded, 0, g, column[0], LINEAR_BLOCK, wide, acc);
 }
 
 /* dots_block for a quantised type: the rows at row[r], of index[r] in `a`, from column col on. */
-KERNELS_KERNEL_INLINE void KERNELS_(dots_codes)(const kernels_matrix *a, unsigned bits,
+KERNELS_KERNEL_INLINE void KERNELS_(dots_codes)(const kernels_matrix *a, kernelsi_how how,
                                                 const unsigned char *const *row,
                                                 const size_t *index, size_t col, const float *b,
                                                 size_t b_stride, size_t wide, size_t k,
                                                 float sum[KERNELS_WIDE][KERNELS_TALL]) {
-    KERNELS_VEC acc[KERNELS_WIDE][KERNELS_TALL], scale[KERNELS_TALL], minus_zero[KERNELS_TALL];
+    KERNELS_VEC acc[KERNELS_WIDE][KERNELS_TALL];
+    KERNELS_GROUP g[KERNELS_TALL];
+    const unsigned bits = how == KERNELSI_HALVES ? 4 : 8;
     size_t group = (a->first_col + col) / a->group;
 #pragma GCC unroll 8
     for (size_t j = 0; j < wide; j++)
@@ -859,21 +906,16 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_codes)(const kernels_matrix *a, unsigne
     for (size_t i = 0; i < k; group++) {
         size_t end = KERNELS_(group_end)(a, group, col + k) - col;
 #pragma GCC unroll 8
-        for (size_t r = 0; r < KERNELS_TALL; r++) {
-            scale[r] = KERNELS_(set)(kernelsi_scale(a, index[r], group));
-            minus_zero[r] = KERNELS_(set)(-kernelsi_zero(a, index[r], group));
-        }
+        for (size_t r = 0; r < KERNELS_TALL; r++)
+            KERNELS_(load_group)(&g[r], a, how, index[r], group);
         for (; i + LINEAR_BLOCK <= end; i += LINEAR_BLOCK) {
             size_t at = i * bits / 8;
             if (wide == 1 && at % KERNELS_LINE == 0)
                 kernelsi_fetch(row, at + KERNELS_TALL * a->row_bytes);
-            KERNELS_(codes_block)
-            (a, bits, row, at, scale, minus_zero, b + i, b_stride, wide, acc);
+            KERNELS_(codes_block)(a, how, row, at, g, b + i, b_stride, wide, acc);
         }
-        if (i < end) {
-            KERNELS_(codes_rest)
-            (a, bits, row, i * bits / 8, scale, minus_zero, b + i, b_stride, wide, end - i, acc);
-        }
+        if (i < end) KERNELS_(codes_rest)
+        (a, how, row, i * bits / 8, g, b + i, b_stride, wide, end - i, acc);
         i = end;
     }
 #pragma GCC unroll 8
@@ -894,13 +936,21 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_spans)(const kernels_matrix *a, linear_
             index[r] = first + (r < count ? r : count - 1);
             row[r] = a->data + index[r] * a->row_bytes + linear_row_bytes(type, col);
         }
-        if (type == LINEAR_UINT4 || type == LINEAR_INT8) {
-            KERNELS_(dots_codes)
-            (a, type == LINEAR_UINT4 ? 4 : 8, row, index, col, b + col, b_stride, wide, width, sum);
-        } else {
+#define KERNELS_CODES(how)                                                                         \
+    KERNELS_(dots_codes)(a, how, row, index, col, b + col, b_stride, wide, width, sum)
+        if (linear_is_plain(type)) {
             KERNELS_(dots_block)
             (type, row, KERNELS_TALL * a->row_bytes, b + col, b_stride, wide, width, sum);
+        } else if (type == LINEAR_UINT4) {
+            KERNELS_CODES(KERNELSI_HALVES);
+        } else if (wide > 1 || a->zero) { /* more columns than one do not wait for memory */
+            KERNELS_CODES(KERNELSI_BYTES);
+        } else if (a->flip) {
+            KERNELS_CODES(KERNELSI_UINT8);
+        } else {
+            KERNELS_CODES(KERNELSI_INT8);
         }
+#undef KERNELS_CODES
         for (size_t j = 0; j < wide; j++)
             for (size_t r = 0; r < count; r++) {
                 float *to = c + (first + r) * c_i + j * c_j;
@@ -1072,6 +1122,7 @@ static const kernels KERNELS_(set_of) = {
 #undef KERNELS_PASS
 #undef KERNELS_ISA
 #undef KERNELS_LANES
+#undef KERNELS_HAS_TABLES
 #undef KERNELS_KERNEL
 #undef KERNELS_KERNEL_INLINE
 #undef KERNELS_WIDE
@@ -1080,4 +1131,5 @@ static const kernels KERNELS_(set_of) = {
 #undef KERNELS_
 #undef KERNELS_VEC
 #undef KERNELS_BLOCK
+#undef KERNELS_GROUP
 #endif
