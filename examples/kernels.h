@@ -451,6 +451,7 @@ KERNELS_INLINE float32x4_t kernels_read_bytes_neon(unsigned char flip, const uns
 /* ---- The sets ---- */
 
 #define KERNELS_PASS scalar
+#define KERNELS_UNROLL _Pragma("GCC unroll 1")
 #define KERNELS_ISA KDA_ISA_SCALAR
 #define KERNELS_LANES 4
 #define KERNELS_KERNEL static
@@ -459,6 +460,7 @@ KERNELS_INLINE float32x4_t kernels_read_bytes_neon(unsigned char flip, const uns
 #include "kernels.h"
 #if KERNELS_X86
 #define KERNELS_PASS avx2
+#define KERNELS_UNROLL _Pragma("GCC unroll 8")
 #define KERNELS_ISA KDA_ISA_AVX2
 #define KERNELS_LANES 8
 #define KERNELS_KERNEL static KERNELS_AVX2_TARGET
@@ -468,6 +470,7 @@ KERNELS_INLINE float32x4_t kernels_read_bytes_neon(unsigned char flip, const uns
 #endif
 #if KERNELS_HAVE_AVX512
 #define KERNELS_PASS avx512
+#define KERNELS_UNROLL _Pragma("GCC unroll 8")
 #define KERNELS_ISA KDA_ISA_AVX512
 #define KERNELS_LANES 16
 #define KERNELS_HAS_TABLES
@@ -478,6 +481,7 @@ KERNELS_INLINE float32x4_t kernels_read_bytes_neon(unsigned char flip, const uns
 #endif
 #if KERNELS_NEON
 #define KERNELS_PASS neon
+#define KERNELS_UNROLL _Pragma("GCC unroll 8")
 #define KERNELS_ISA KDA_ISA_NEON
 #define KERNELS_LANES 4
 #define KERNELS_KERNEL static
@@ -657,6 +661,8 @@ LINEAR_API const kernels_bf16 *kernels_bf16_of(kda_isa isa) {
  *     KERNELS_PASS          the suffix of its names
  *     KERNELS_LANES         floats of a vector
  *     KERNELS_HAS_TABLES    if a vector is a table that codes of 4 bits can index (read_halves)
+ *     KERNELS_UNROLL        whether loops over codes are unrolled: of plain C they take compilers
+ *                           longer than all else here
  *     KERNELS_WIDE          columns of a register block, beside KERNELS_TALL rows: as many as let
  *                           the sums, a column's operands and one more stay in registers */
 #if defined(KERNELS_PASS)
@@ -845,81 +851,68 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_block)(linear_type type, const unsigned
     for (size_t j = 0; j < wide; j++) KERNELS_(sum4)(acc[j], sum[j]);
 }
 
-/* One block of codes of KERNELS_TALL rows joins the sums. Rows take turns, so that an addition need
- * not wait for the one before. */
+/* One block of codes of KERNELS_TALL rows times one of b joins the sums. Rows take turns, so that an
+ * addition need not wait for the one before. */
 KERNELS_KERNEL_INLINE void KERNELS_(codes_block)(const kernels_matrix *a, kernelsi_how how,
                                                  const unsigned char *const *row, size_t at,
                                                  const KERNELS_GROUP *g, const float *b,
-                                                 size_t b_stride, size_t wide,
-                                                 KERNELS_VEC acc[KERNELS_WIDE][KERNELS_TALL]) {
+                                                 KERNELS_VEC acc[KERNELS_TALL]) {
     unsigned char bytes[KERNELS_TALL][LINEAR_BLOCK];
     const unsigned char *x[KERNELS_TALL];
-    KERNELS_VEC column[KERNELS_WIDE];
-#pragma GCC unroll 8
+    KERNELS_UNROLL
     for (size_t r = 0; r < KERNELS_TALL; r++)
         x[r] = KERNELS_(ready)(how, &g[r], row[r] + at, bytes[r]);
-#pragma GCC unroll 8
+    KERNELS_UNROLL
     for (size_t v = 0; v < KERNELS_BLOCK; v++) {
-#pragma GCC unroll 8
-        for (size_t j = 0; j < wide; j++)
-            column[j] = KERNELS_(read)(b + j * b_stride + v * KERNELS_LANES);
-#pragma GCC unroll 8
-        for (size_t r = 0; r < KERNELS_TALL; r++) {
-            KERNELS_VEC y = KERNELS_(load_codes)(a, how, &g[r], x[r], v);
-#pragma GCC unroll 8
-            for (size_t j = 0; j < wide; j++) acc[j][r] = KERNELS_(fma)(y, column[j], acc[j][r]);
-        }
+        KERNELS_VEC column = KERNELS_(read)(b + v * KERNELS_LANES);
+        KERNELS_UNROLL
+        for (size_t r = 0; r < KERNELS_TALL; r++)
+            acc[r] = KERNELS_(fma)(KERNELS_(load_codes)(a, how, &g[r], x[r], v), column, acc[r]);
     }
 }
 
 /* The last block of rows, of n elements: zeros stand behind those of b. */
 KERNELS_KERNEL_INLINE void KERNELS_(codes_rest)(const kernels_matrix *a, kernelsi_how how,
                                                 const unsigned char *const *row, size_t at,
-                                                const KERNELS_GROUP *g, const float *b,
-                                                size_t b_stride, size_t wide, size_t n,
-                                                KERNELS_VEC acc[KERNELS_WIDE][KERNELS_TALL]) {
+                                                const KERNELS_GROUP *g, const float *b, size_t n,
+                                                KERNELS_VEC acc[KERNELS_TALL]) {
     unsigned char codes[KERNELS_TALL][LINEAR_BLOCK] = {{0}};
-    float column[KERNELS_WIDE][LINEAR_BLOCK] = {{0}};
+    float column[LINEAR_BLOCK] = {0};
     const unsigned char *padded[KERNELS_TALL];
     for (size_t r = 0; r < KERNELS_TALL; r++) {
         memcpy(codes[r], row[r] + at, how == KERNELSI_HALVES ? (n + 1) / 2 : n);
         padded[r] = codes[r];
     }
-    for (size_t j = 0; j < wide; j++) memcpy(column[j], b + j * b_stride, n * sizeof *b);
-    KERNELS_(codes_block)(a, how, padded, 0, g, column[0], LINEAR_BLOCK, wide, acc);
+    memcpy(column, b, n * sizeof *b);
+    KERNELS_(codes_block)(a, how, padded, 0, g, column, acc);
 }
 
-/* dots_block for a quantised type: the rows at row[r], of index[r] in `a`, from column col on. */
+/* dots_block for a quantised type and one column: the rows at row[r], of index[r] in `a`, from
+ * column col on. */
 KERNELS_KERNEL_INLINE void KERNELS_(dots_codes)(const kernels_matrix *a, kernelsi_how how,
                                                 const unsigned char *const *row,
                                                 const size_t *index, size_t col, const float *b,
-                                                size_t b_stride, size_t wide, size_t k,
-                                                float sum[KERNELS_WIDE][KERNELS_TALL]) {
-    KERNELS_VEC acc[KERNELS_WIDE][KERNELS_TALL];
+                                                size_t k, float sum[KERNELS_TALL]) {
+    KERNELS_VEC acc[KERNELS_TALL];
     KERNELS_GROUP g[KERNELS_TALL];
     const unsigned bits = how == KERNELSI_HALVES ? 4 : 8;
     size_t group = (a->first_col + col) / a->group;
-#pragma GCC unroll 8
-    for (size_t j = 0; j < wide; j++)
-#pragma GCC unroll 8
-        for (size_t r = 0; r < KERNELS_TALL; r++) acc[j][r] = KERNELS_(set)(0);
+    KERNELS_UNROLL
+    for (size_t r = 0; r < KERNELS_TALL; r++) acc[r] = KERNELS_(set)(0);
     for (size_t i = 0; i < k; group++) {
         size_t end = KERNELS_(group_end)(a, group, col + k) - col;
-#pragma GCC unroll 8
+        KERNELS_UNROLL
         for (size_t r = 0; r < KERNELS_TALL; r++)
             KERNELS_(load_group)(&g[r], a, how, index[r], group);
         for (; i + LINEAR_BLOCK <= end; i += LINEAR_BLOCK) {
             size_t at = i * bits / 8;
-            if (wide == 1 && at % KERNELS_LINE == 0)
-                kernelsi_fetch(row, at + KERNELS_TALL * a->row_bytes);
-            KERNELS_(codes_block)(a, how, row, at, g, b + i, b_stride, wide, acc);
+            if (at % KERNELS_LINE == 0) kernelsi_fetch(row, at + KERNELS_TALL * a->row_bytes);
+            KERNELS_(codes_block)(a, how, row, at, g, b + i, acc);
         }
-        if (i < end) KERNELS_(codes_rest)
-        (a, how, row, i * bits / 8, g, b + i, b_stride, wide, end - i, acc);
+        if (i < end) KERNELS_(codes_rest)(a, how, row, i * bits / 8, g, b + i, end - i, acc);
         i = end;
     }
-#pragma GCC unroll 8
-    for (size_t j = 0; j < wide; j++) KERNELS_(sum4)(acc[j], sum[j]);
+    KERNELS_(sum4)(acc, sum);
 }
 
 /* `count` rows of a from `first` on, at most KERNELS_TALL, against `wide` columns, a constant. Where
@@ -936,14 +929,13 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_spans)(const kernels_matrix *a, linear_
             index[r] = first + (r < count ? r : count - 1);
             row[r] = a->data + index[r] * a->row_bytes + linear_row_bytes(type, col);
         }
-#define KERNELS_CODES(how)                                                                         \
-    KERNELS_(dots_codes)(a, how, row, index, col, b + col, b_stride, wide, width, sum)
+#define KERNELS_CODES(how) KERNELS_(dots_codes)(a, how, row, index, col, b + col, width, sum[0])
         if (linear_is_plain(type)) {
             KERNELS_(dots_block)
             (type, row, KERNELS_TALL * a->row_bytes, b + col, b_stride, wide, width, sum);
         } else if (type == LINEAR_UINT4) {
             KERNELS_CODES(KERNELSI_HALVES);
-        } else if (wide > 1 || a->zero) { /* more columns than one do not wait for memory */
+        } else if (a->zero) {
             KERNELS_CODES(KERNELSI_BYTES);
         } else if (a->flip) {
             KERNELS_CODES(KERNELSI_UINT8);
@@ -968,9 +960,11 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_columns)(const kernels_matrix *a, linea
 #define KERNELS_COLUMNS(wide)                                                                      \
     KERNELS_(dots_spans)                                                                           \
     (a, type, first, count, b + j * b_stride, b_stride, wide, k, span, add, c + j * c_j, c_i, c_j)
-    for (; j + KERNELS_WIDE <= n; j += KERNELS_WIDE) KERNELS_COLUMNS(KERNELS_WIDE);
+    /* Codes take one at a time: linear.h has more than one from a tile of floats. */
+    const size_t most = linear_is_plain(type) ? n : 0;
+    for (; j + KERNELS_WIDE <= most; j += KERNELS_WIDE) KERNELS_COLUMNS(KERNELS_WIDE);
 #if KERNELS_WIDE > 3
-    for (; j + 2 <= n; j += 2) KERNELS_COLUMNS(2);
+    for (; j + 2 <= most; j += 2) KERNELS_COLUMNS(2);
 #endif
     for (; j < n; j++) KERNELS_COLUMNS(1);
 #undef KERNELS_COLUMNS
@@ -1126,6 +1120,7 @@ static const kernels KERNELS_(set_of) = {
 #undef KERNELS_KERNEL
 #undef KERNELS_KERNEL_INLINE
 #undef KERNELS_WIDE
+#undef KERNELS_UNROLL
 #undef KERNELS_JOIN_
 #undef KERNELS_JOIN
 #undef KERNELS_

@@ -381,8 +381,8 @@ typedef struct lineari_call {
     size_t item_rows;
 } lineari_call;
 
-/* A matrix is converted where it is used if few tokens use it, else once for all. The sums are the
- * same. */
+/* A matrix is converted where it is used if few tokens use it, codes if one does, else once for all.
+ * The sums are the same. */
 #define LINEARI_FEW 6
 #define LINEARI_TILE_ROWS 16 /* with LINEAR_SPAN 32 KiB of stack */
 
@@ -409,7 +409,8 @@ static void lineari_item(void *context, size_t item) {
     const lineari_call *call = (const lineari_call *)context;
     size_t first = item * call->item_rows, left = call->w->rows - first;
     size_t count = left < call->item_rows ? left : call->item_rows;
-    if (call->n <= LINEARI_FEW && lineari_is_in_blocks(call->w)) {
+    size_t few = linear_is_plain(call->w->type) ? LINEARI_FEW : 1;
+    if (call->n <= few && lineari_is_in_blocks(call->w)) {
         lineari_rows_direct(call, first, count);
         return;
     }
