@@ -6,7 +6,7 @@ INCLUDE IT
         #define ATTNRES_IMPLEMENTATION        #include "attnres.h"
         #include "attnres.h"
 
-    C11 or C++17, libc and libm only (link with -lm). Define ATTNRES_STATIC as well to make every
+    C11 or C++11, libc and libm only (link with -lm). Define ATTNRES_STATIC as well to make every
     function static to that one file.
 
 WHAT IT DOES
@@ -179,8 +179,10 @@ NUMERICS
     * Squares of sources do not overflow, nor do scores with sources of up to 1e36 (past that a
       run of a small query may, which makes a score Inf or NaN). Of a fused norm, the sum of squares of the
       mixture must stay below 3.4e38 (elements of 1e17 at dim 10,000); past it the result is zeros.
-    * -ffast-math breaks these promises; a build with it is refused unless ATTNRES_ALLOW_FAST_MATH
-      is defined.
+    * -ffast-math breaks these promises, and so does arithmetic on floats in a wider type: x87 code
+      on 32-bit x86 (build with -msse2 -mfpmath=sse), GCC on s390x with -std=c11 (add
+      -fexcess-precision=fast). A build with either is refused unless ATTNRES_ALLOW_FAST_MATH is
+      defined.
 
 OPTIONS
 
@@ -494,17 +496,25 @@ ATTNRES_API attnres_result attnres_bank_add(attnres_bank *bank, attnres_input de
 #if defined(ATTNRES_IMPLEMENTATION) && !defined(ATTNRES_IMPLEMENTATION_DONE)
 #define ATTNRES_IMPLEMENTATION_DONE
 
-#if defined(__FAST_MATH__) && !defined(ATTNRES_ALLOW_FAST_MATH)
-#error "attnres.h: -ffast-math breaks NaN and exact bits; define ATTNRES_ALLOW_FAST_MATH to accept"
-#endif
-
+#include <float.h>
 #include <math.h>
 #include <string.h>
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
-#if defined(_MSC_VER) && !defined(__clang__)
+#if defined(_MSC_VER)
 #include <intrin.h>
+#endif
+
+#if !defined(ATTNRES_ALLOW_FAST_MATH)
+#if defined(__FAST_MATH__) || defined(_M_FP_FAST) ||                                               \
+    (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "attnres.h: -ffast-math breaks NaN and exact bits; define ATTNRES_ALLOW_FAST_MATH to accept"
+#endif
+/* 16 widens _Float16 only. */
+#if FLT_EVAL_METHOD != 0 && FLT_EVAL_METHOD != 16
+#error "attnres.h: floats are computed wider than float; see NUMERICS"
+#endif
 #endif
 
 #ifdef __cplusplus
@@ -515,9 +525,28 @@ extern "C" {
  *
  * Every multiply-add below is an explicit fmaf and every other product feeds only products, fmaf or
  * divisions: a compiler that contracts a*b+c on its own then finds nothing to change, and each
- * result has the same bits whatever the flags. */
+ * result has the same bits whatever the flags. Constants are decimal, of the nine digits that tell
+ * any two floats apart, because C++ before 17 knows no hexadecimal ones. */
 
 /* ---- shared with kda.h, but for the prefix ---- */
+
+/* x y + z, rounded once. Some fmaf round twice: those of MinGW and of WebAssembly's libraries. */
+static float attnresi_fma(float x, float y, float z) {
+#if (defined(__MINGW32__) && !defined(__FMA__)) || defined(__wasm__)
+    /* The product is exact. To the sum, rounded to odd (its last bit set if it is not exact), the
+     * rounding to float that follows does what it would do to the exact sum. */
+    double product = (double)x * (double)y, addend = (double)z, sum = product + addend;
+    double part = sum - product, rest = (product - (sum - part)) + (addend - part);
+    uint64_t bits;
+    if (!(fabs(sum) < (double)INFINITY) || (rest >= 0 && rest <= 0)) return (float)sum;
+    memcpy(&bits, &sum, sizeof bits);
+    if (bits % 2 == 0) bits += (rest > 0) == (sum > 0) ? 1u : UINT64_MAX;
+    memcpy(&sum, &bits, sizeof sum);
+    return (float)sum;
+#else
+    return fmaf(x, y, z);
+#endif
+}
 
 /* 2^n for n in -126 .. 127. */
 static float attnresi_power_of_2(int n) {
@@ -532,17 +561,17 @@ static float attnresi_exp(float x) {
     if (!(x > -104.0f)) return x != x ? x : 0.0f; /* below half the least subnormal */
     if (x > 88.8f) return INFINITY;
     /* Adding 1.5 * 2^23 leaves no bits for a fraction: it rounds to an integer. */
-    float shifted = fmaf(x, 0x1.715476p+0f, 0x1.8p23f);
-    float n = shifted - 0x1.8p23f;
+    float shifted = attnresi_fma(x, 1.44269502f, 12582912.0f);
+    float n = shifted - 12582912.0f;
     /* ln 2 in two parts keeps r exact to its last bit. */
-    float r = fmaf(n, -0x1.62e43p-1f, x);
-    r = fmaf(n, 0x1.05c61p-29f, r);
-    float p = 0x1.6d117cp-10f;
-    p = fmaf(p, r, 0x1.120be2p-7f);
-    p = fmaf(p, r, 0x1.555518p-5f);
-    p = fmaf(p, r, 0x1.5554dcp-3f);
-    p = fmaf(p, r, 0.5f);
-    float y = fmaf(p * r, r, r) + 1.0f;
+    float r = attnresi_fma(n, -0.693147182f, x);
+    r = attnresi_fma(n, 1.90465421e-9f, r);
+    float p = 0.00139262504f;
+    p = attnresi_fma(p, r, 0.00836323295f);
+    p = attnresi_fma(p, r, 0.0416665524f);
+    p = attnresi_fma(p, r, 0.166665763f);
+    p = attnresi_fma(p, r, 0.5f);
+    float y = attnresi_fma(p * r, r, r) + 1.0f;
     /* Two factors, each a normal number, so that a subnormal result rounds once. */
     int whole = (int)n, half = whole / 2;
     return y * attnresi_power_of_2(half) * attnresi_power_of_2(whole - half);
@@ -562,7 +591,7 @@ static float attnresi_add_lanes(float *lane) {
 static void attnresi_dot_lanes(const float *x, const float *y, size_t n, float *lane) {
     for (size_t i = 0; i < n; i += ATTNRESI_LANES) {
         size_t some = n - i < ATTNRESI_LANES ? n - i : ATTNRESI_LANES;
-        for (size_t l = 0; l < some; l++) lane[l] = fmaf(x[i + l], y[i + l], lane[l]);
+        for (size_t l = 0; l < some; l++) lane[l] = attnresi_fma(x[i + l], y[i + l], lane[l]);
         for (size_t l = some; l < ATTNRESI_LANES; l++) lane[l] += 0.0f;
     }
 }
@@ -625,7 +654,7 @@ static float attnresi_from_f16(uint16_t bits) {
         return attnresi_float(sign | 0x7f800000u | rest << 13 | (rest > 0x7c00u ? 0x400000u : 0u));
     if (rest >= 0x0400u) return attnresi_float(sign | ((rest << 13) + (112u << 23)));
     /* subnormal: a normal float */
-    return attnresi_float(sign | attnresi_bits((float)rest * 0x1p-24f));
+    return attnresi_float(sign | attnresi_bits((float)rest * (1.0f / 16777216.0f)));
 }
 
 static uint16_t attnresi_to_f16(float x) {
@@ -635,8 +664,8 @@ static uint16_t attnresi_to_f16(float x) {
     if (rest >= 0x38800000u) /* 2^-14 and above; a carry out of 65504 gives infinity */
         return (uint16_t)(sign | (rest + 0xfffu + (rest >> 13 & 1u) - (112u << 23)) >> 13);
     /* Subnormal: in units of 2^-24, adding 2^23 rounds to an integer. */
-    float units = fmaf(attnresi_float(rest), 0x1p24f, 0x1p23f);
-    return (uint16_t)(sign | (attnresi_bits(units) - attnresi_bits(0x1p23f)));
+    float units = attnresi_fma(attnresi_float(rest), 16777216.0f, 8388608.0f);
+    return (uint16_t)(sign | (attnresi_bits(units) - attnresi_bits(8388608.0f)));
 }
 
 static float attnresi_from_bf16(uint16_t bits) {
@@ -1036,7 +1065,8 @@ static float attnresi_mix(const attnresi_rows *rows, const float *weights, float
             attnres_type type = rows->sources[j].type;
             attnresi_to_floats(attnresi_element(rows->at[j], type, i), type, some, x);
             for (size_t l = 0; j == 0 && l < some; l++) mixed[l] = weights[j] * x[l];
-            for (size_t l = 0; j > 0 && l < some; l++) mixed[l] = fmaf(weights[j], x[l], mixed[l]);
+            for (size_t l = 0; j > 0 && l < some; l++)
+                mixed[l] = attnresi_fma(weights[j], x[l], mixed[l]);
         }
         attnresi_dot_lanes(mixed, mixed, some, squares);
         memcpy(to + i, mixed, some * sizeof(float));
@@ -1249,9 +1279,9 @@ static attnresi_rows attnresi_rows_of(const attnres_input *sources, size_t n, si
 }
 
 static double attnresi_score_of(const attnres_desc *desc, double dot, double inv_rms) {
-    /* The addition of 0 keeps this product from being contracted with the subtraction of the
-     * maximum that follows. */
-    return fma(attnresi_scale(desc) * dot, inv_rms, 0.0);
+    /* Volatile: not to be contracted with the subtraction of the maximum that follows. */
+    volatile double score = attnresi_scale(desc) * dot * inv_rms;
+    return score;
 }
 
 /* The score of one row against one query; inv_rms null: not known yet. */
@@ -1619,7 +1649,7 @@ static void attnresi_merge_weights(const attnresi_call *call, size_t token, floa
     weights[0] = (float)(stored - max);
     weights[1] = (float)(score - max);
     call->kernels->exp(weights, 2);
-    float sum = fmaf(weights[0], args->sum[token], weights[1]);
+    float sum = attnresi_fma(weights[0], args->sum[token], weights[1]);
     weights[0] /= sum;
     weights[1] /= sum;
 }
@@ -1904,6 +1934,17 @@ ATTNRES_API attnres_result attnres_bank_add(attnres_bank *bank, attnres_input de
 
 #if ATTNRESI_X86
 #include <immintrin.h>
+#if defined(_MSC_VER) && defined(__clang__)
+/* clang-cl's <immintrin.h> leaves out the sets that the command line does not name. */
+#include <smmintrin.h>
+
+#include <avxintrin.h>
+
+#include <avx2intrin.h>
+#include <avx512fintrin.h>
+#include <f16cintrin.h>
+#include <fmaintrin.h>
+#endif
 #if defined(__GNUC__)
 #include <cpuid.h>
 #endif
@@ -2470,15 +2511,14 @@ ATTNRESI_KERNEL void ATTNRESI_(add_row)(const void *row, attnres_type type, size
  */
 ATTNRESI_KERNEL_INLINE ATTNRESI_WIDE ATTNRESI_(exp)(ATTNRESI_WIDE x) {
     x = ATTNRESI_(min)(ATTNRESI_(set)(88.8f), ATTNRESI_(max)(ATTNRESI_(set)(-104.0f), x));
-    ATTNRESI_WIDE magic = ATTNRESI_(set)(0x1.8p23f);
-    ATTNRESI_WIDE n =
-        ATTNRESI_(sub)(ATTNRESI_(fma)(x, ATTNRESI_(set)(0x1.715476p+0f), magic), magic);
-    ATTNRESI_WIDE r = ATTNRESI_(fma)(n, ATTNRESI_(set)(-0x1.62e43p-1f), x);
-    r = ATTNRESI_(fma)(n, ATTNRESI_(set)(0x1.05c61p-29f), r);
-    ATTNRESI_WIDE p = ATTNRESI_(set)(0x1.6d117cp-10f);
-    p = ATTNRESI_(fma)(p, r, ATTNRESI_(set)(0x1.120be2p-7f));
-    p = ATTNRESI_(fma)(p, r, ATTNRESI_(set)(0x1.555518p-5f));
-    p = ATTNRESI_(fma)(p, r, ATTNRESI_(set)(0x1.5554dcp-3f));
+    ATTNRESI_WIDE magic = ATTNRESI_(set)(12582912.0f);
+    ATTNRESI_WIDE n = ATTNRESI_(sub)(ATTNRESI_(fma)(x, ATTNRESI_(set)(1.44269502f), magic), magic);
+    ATTNRESI_WIDE r = ATTNRESI_(fma)(n, ATTNRESI_(set)(-0.693147182f), x);
+    r = ATTNRESI_(fma)(n, ATTNRESI_(set)(1.90465421e-9f), r);
+    ATTNRESI_WIDE p = ATTNRESI_(set)(0.00139262504f);
+    p = ATTNRESI_(fma)(p, r, ATTNRESI_(set)(0.00836323295f));
+    p = ATTNRESI_(fma)(p, r, ATTNRESI_(set)(0.0416665524f));
+    p = ATTNRESI_(fma)(p, r, ATTNRESI_(set)(0.166665763f));
     p = ATTNRESI_(fma)(p, r, ATTNRESI_(set)(0.5f));
     return ATTNRESI_(scale)(
         ATTNRESI_(add)(ATTNRESI_(fma)(ATTNRESI_(mul)(p, r), r, r), ATTNRESI_(set)(1.0f)), n);

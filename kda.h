@@ -6,7 +6,7 @@ INCLUDE IT
         #define KDA_IMPLEMENTATION        #include "kda.h"
         #include "kda.h"
 
-    C11 or C++17, libc and libm only (link with -lm). Define KDA_STATIC as well to make every
+    C11 or C++11, libc and libm only (link with -lm). Define KDA_STATIC as well to make every
     function static to that one file.
 
 WHAT IT DOES
@@ -172,7 +172,9 @@ NUMERICS
     * kda_layer gives the bits of its parts called one by one.
     * Any gate value up to and including -inf is safe in both paths: no overflow, no division by a
       decay. NaN and Inf in one sequence or head stay there.
-    * -ffast-math breaks these promises; a build with it is refused unless KDA_ALLOW_FAST_MATH is
+    * -ffast-math breaks these promises, and so does arithmetic on floats in a wider type: x87 code
+      on 32-bit x86 (build with -msse2 -mfpmath=sse), GCC on s390x with -std=c11 (add
+      -fexcess-precision=fast). A build with either is refused unless KDA_ALLOW_FAST_MATH is
       defined.
 
 OPTIONS
@@ -638,12 +640,7 @@ KDA_API kda_result kda_layer_commit(const kda_layer_desc *layer, const kda_seq *
 #if defined(KDA_IMPLEMENTATION) && !defined(KDA_IMPLEMENTATION_DONE)
 #define KDA_IMPLEMENTATION_DONE
 
-#if (defined(__FAST_MATH__) || defined(_M_FP_FAST) ||                                              \
-     (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)) &&                                   \
-    !defined(KDA_ALLOW_FAST_MATH)
-#error "kda.h: -ffast-math breaks -inf, NaN and bit-exactness; define KDA_ALLOW_FAST_MATH to accept"
-#endif
-
+#include <float.h>
 #include <math.h>
 #include <string.h>
 #if defined(_OPENMP)
@@ -656,6 +653,17 @@ KDA_API kda_result kda_layer_commit(const kda_layer_desc *layer, const kda_seq *
 #include <xmmintrin.h>
 #endif
 
+#if !defined(KDA_ALLOW_FAST_MATH)
+#if defined(__FAST_MATH__) || defined(_M_FP_FAST) ||                                               \
+    (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "kda.h: -ffast-math breaks -inf, NaN and bit-exactness; define KDA_ALLOW_FAST_MATH to accept"
+#endif
+/* 16 widens _Float16 only. */
+#if FLT_EVAL_METHOD != 0 && FLT_EVAL_METHOD != 16
+#error "kda.h: floats are computed wider than float; see NUMERICS"
+#endif
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -664,9 +672,28 @@ extern "C" {
  *
  * Every multiply-add below is an explicit fmaf and every other product feeds only products, fmaf or
  * divisions: a compiler that contracts a*b+c on its own then finds nothing to change, and each
- * result has the same bits whatever the flags. */
+ * result has the same bits whatever the flags. Constants are decimal, of the nine digits that tell
+ * any two floats apart, because C++ before 17 knows no hexadecimal ones. */
 
 /* ---- shared with attnres.h, but for the prefix ---- */
+
+/* x y + z, rounded once. Some fmaf round twice: those of MinGW and of WebAssembly's libraries. */
+static float kdai_fma(float x, float y, float z) {
+#if (defined(__MINGW32__) && !defined(__FMA__)) || defined(__wasm__)
+    /* The product is exact. To the sum, rounded to odd (its last bit set if it is not exact), the
+     * rounding to float that follows does what it would do to the exact sum. */
+    double product = (double)x * (double)y, addend = (double)z, sum = product + addend;
+    double part = sum - product, rest = (product - (sum - part)) + (addend - part);
+    uint64_t bits;
+    if (!(fabs(sum) < (double)INFINITY) || (rest >= 0 && rest <= 0)) return (float)sum;
+    memcpy(&bits, &sum, sizeof bits);
+    if (bits % 2 == 0) bits += (rest > 0) == (sum > 0) ? 1u : UINT64_MAX;
+    memcpy(&sum, &bits, sizeof sum);
+    return (float)sum;
+#else
+    return fmaf(x, y, z);
+#endif
+}
 
 /* 2^n for n in -126 .. 127. */
 static float kdai_power_of_2(int n) {
@@ -681,17 +708,17 @@ static float kdai_exp(float x) {
     if (!(x > -104.0f)) return x != x ? x : 0.0f; /* below half the least subnormal */
     if (x > 88.8f) return INFINITY;
     /* Adding 1.5 * 2^23 leaves no bits for a fraction: it rounds to an integer. */
-    float shifted = fmaf(x, 0x1.715476p+0f, 0x1.8p23f);
-    float n = shifted - 0x1.8p23f;
+    float shifted = kdai_fma(x, 1.44269502f, 12582912.0f);
+    float n = shifted - 12582912.0f;
     /* ln 2 in two parts keeps r exact to its last bit. */
-    float r = fmaf(n, -0x1.62e43p-1f, x);
-    r = fmaf(n, 0x1.05c61p-29f, r);
-    float p = 0x1.6d117cp-10f;
-    p = fmaf(p, r, 0x1.120be2p-7f);
-    p = fmaf(p, r, 0x1.555518p-5f);
-    p = fmaf(p, r, 0x1.5554dcp-3f);
-    p = fmaf(p, r, 0.5f);
-    float y = fmaf(p * r, r, r) + 1.0f;
+    float r = kdai_fma(n, -0.693147182f, x);
+    r = kdai_fma(n, 1.90465421e-9f, r);
+    float p = 0.00139262504f;
+    p = kdai_fma(p, r, 0.00836323295f);
+    p = kdai_fma(p, r, 0.0416665524f);
+    p = kdai_fma(p, r, 0.166665763f);
+    p = kdai_fma(p, r, 0.5f);
+    float y = kdai_fma(p * r, r, r) + 1.0f;
     /* Two factors, each a normal number, so that a subnormal result rounds once. */
     int whole = (int)n, half = whole / 2;
     return y * kdai_power_of_2(half) * kdai_power_of_2(whole - half);
@@ -711,7 +738,7 @@ static float kdai_add_lanes(float *lane) {
 static void kdai_dot_lanes(const float *x, const float *y, size_t n, float *lane) {
     for (size_t i = 0; i < n; i += KDAI_LANES) {
         size_t some = n - i < KDAI_LANES ? n - i : KDAI_LANES;
-        for (size_t l = 0; l < some; l++) lane[l] = fmaf(x[i + l], y[i + l], lane[l]);
+        for (size_t l = 0; l < some; l++) lane[l] = kdai_fma(x[i + l], y[i + l], lane[l]);
         for (size_t l = some; l < KDAI_LANES; l++) lane[l] += 0.0f;
     }
 }
@@ -734,22 +761,22 @@ KDA_API float kda_exp(float x) {
  * times only, where q itself has them whole. */
 KDA_API float kda_sigmoid(float x) {
     float z = kdai_exp(-fabsf(x)), q = z / (1.0f + z), most = x >= 0.0f ? 1.0f : z;
-    return fmaf(-most, q, most);
+    return kdai_fma(-most, q, most);
 }
 
 /* max(x, 0) + log1p(z), z = exp(-|x|); log1p(z) = z + z^2 P(z) on [0, 1], P of degree 8 (error
  * 5e-9). */
 KDA_API float kda_softplus(float x) {
-    float z = kdai_exp(-fabsf(x)), p = -0x1.af48dep-9f;
-    p = fmaf(p, z, 0x1.491784p-6f);
-    p = fmaf(p, z, -0x1.d6b06ep-5f);
-    p = fmaf(p, z, 0x1.b4ae04p-4f);
-    p = fmaf(p, z, -0x1.3a435ep-3f);
-    p = fmaf(p, z, 0x1.934b54p-3f);
-    p = fmaf(p, z, -0x1.ff23e6p-3f);
-    p = fmaf(p, z, 0x1.554ddp-2f);
-    p = fmaf(p, z, -0x1.ffffd2p-2f);
-    return (x > 0.0f ? x : 0.0f) + fmaf(p * z, z, z);
+    float z = kdai_exp(-fabsf(x)), p = -0.00329044065f;
+    p = kdai_fma(p, z, 0.020086173f);
+    p = kdai_fma(p, z, -0.0574571751f);
+    p = kdai_fma(p, z, 0.106611267f);
+    p = kdai_fma(p, z, -0.153448805f);
+    p = kdai_fma(p, z, 0.196921021f);
+    p = kdai_fma(p, z, -0.24958019f);
+    p = kdai_fma(p, z, 0.333304644f);
+    p = kdai_fma(p, z, -0.499999315f);
+    return (x > 0.0f ? x : 0.0f) + kdai_fma(p * z, z, z);
 }
 
 /* ==== 8. Element types ======================================================================== */
@@ -771,7 +798,8 @@ KDA_API float kda_from_f16(uint16_t bits) {
     if (rest >= 0x7c00u) /* infinity, or NaN made quiet */
         return kdai_float(sign | 0x7f800000u | rest << 13 | (rest > 0x7c00u ? 0x400000u : 0u));
     if (rest >= 0x0400u) return kdai_float(sign | ((rest << 13) + (112u << 23)));
-    return kdai_float(sign | kdai_bits((float)rest * 0x1p-24f)); /* subnormal: a normal float */
+    /* Subnormal, in units of 2^-24: a normal float. */
+    return kdai_float(sign | kdai_bits((float)rest * (1.0f / 16777216.0f)));
 }
 
 KDA_API uint16_t kda_to_f16(float x) {
@@ -781,8 +809,8 @@ KDA_API uint16_t kda_to_f16(float x) {
     if (rest >= 0x38800000u) /* 2^-14 and above; a carry out of 65504 gives infinity */
         return (uint16_t)(sign | (rest + 0xfffu + (rest >> 13 & 1u) - (112u << 23)) >> 13);
     /* Subnormal: in units of 2^-24, adding 2^23 rounds to an integer. */
-    float units = fmaf(kdai_float(rest), 0x1p24f, 0x1p23f);
-    return (uint16_t)(sign | (kdai_bits(units) - kdai_bits(0x1p23f)));
+    float units = kdai_fma(kdai_float(rest), 16777216.0f, 8388608.0f);
+    return (uint16_t)(sign | (kdai_bits(units) - kdai_bits(8388608.0f)));
 }
 
 KDA_API float kda_from_bf16(uint16_t bits) {
@@ -1446,7 +1474,7 @@ static void kdai_prepare(const kdai_kernels *kernels, const kda_desc *desc, cons
  * that its bits do not depend on how tokens are split into calls either. */
 static void kdai_update_row(const float *decay, const float *k, float u, size_t n, int in_f16,
                             float *s) {
-    for (size_t d = 0; d < n; d++) s[d] = fmaf(k[d], u, s[d] * decay[d]);
+    for (size_t d = 0; d < n; d++) s[d] = kdai_fma(k[d], u, s[d] * decay[d]);
     for (size_t d = 0; in_f16 && d < n; d++) s[d] = kda_from_f16(kda_to_f16(s[d]));
 }
 
@@ -1468,7 +1496,7 @@ static void kdai_recurrent_row(const kdai_work *work, size_t n_tokens, int in_f1
         float b = kdai_dot(s, work->q_seen + row, dim);
         float u = work->beta[i] * (kdai_value_row(work, i)[r] - a);
         work->u[i * KDAI_ROWS + r] = u;
-        kdai_output_row(work, i)[r] = fmaf(work->kq[i], u, b);
+        kdai_output_row(work, i)[r] = kdai_fma(work->kq[i], u, b);
         kdai_update_row(work->decay + row, work->k + row, u, dim, in_f16, s);
     }
 }
@@ -1532,19 +1560,19 @@ static void kdai_chunk_row(const kdai_work *work, size_t n, int in_f16, float *s
         float read = kdai_dot(s, work->k_seen + i * work->stride, dim);
         float sum = work->beta[i] * (*kdai_value_row(work, i) - read);
         for (size_t j = 0; j < i; j++)
-            sum = fmaf(-work->A[i * KDA_CHUNK + j], u[j * KDAI_ROWS], sum);
+            sum = kdai_fma(-work->A[i * KDA_CHUNK + j], u[j * KDAI_ROWS], sum);
         u[i * KDAI_ROWS] = sum;
     }
     for (size_t i = 0; i < n; i++) {
         float sum = kdai_dot(s, work->q_seen + i * work->stride, dim);
         for (size_t j = 0; j <= i; j++)
-            sum = fmaf(work->P[i * KDA_CHUNK + j], u[j * KDAI_ROWS], sum);
+            sum = kdai_fma(work->P[i * KDA_CHUNK + j], u[j * KDAI_ROWS], sum);
         *kdai_output_row(work, i) = sum;
     }
     for (size_t d = 0; d < dim; d++) s[d] *= work->total[d];
     for (size_t j = 0; j < n; j++)
         for (size_t d = 0; d < dim; d++)
-            s[d] = fmaf(work->k_left[j * work->stride + d], u[j * KDAI_ROWS], s[d]);
+            s[d] = kdai_fma(work->k_left[j * work->stride + d], u[j * KDAI_ROWS], s[d]);
     for (size_t d = 0; in_f16 && d < dim; d++) s[d] = kda_from_f16(kda_to_f16(s[d]));
 }
 
@@ -1625,7 +1653,7 @@ static kdai_journal_head kdai_journal_of_head(const kda_desc *desc, void *bytes,
     memcpy(&header, bytes, sizeof header);
     size_t keys = (size_t)header.capacity * desc->dim_k,
            values = (size_t)header.capacity * desc->dim_v;
-    parts.decay = (float *)((unsigned char *)bytes + KDAI_JOURNAL_HEADER) +
+    parts.decay = (float *)(void *)((unsigned char *)bytes + KDAI_JOURNAL_HEADER) +
                   head * (2 * keys + values);
     parts.k = parts.decay + keys;
     parts.u = parts.k + keys;
@@ -2493,7 +2521,7 @@ static float kdai_squares(const kdai_rows *rows, size_t row) {
     float lane[KDAI_LANES] = {0};
     for (size_t i = 0; i < rows->n; i++) {
         float x = kdai_row_element(rows->x, rows->x_step, rows->x_type, row, i);
-        lane[i % KDAI_LANES] = fmaf(x, x, lane[i % KDAI_LANES]);
+        lane[i % KDAI_LANES] = kdai_fma(x, x, lane[i % KDAI_LANES]);
     }
     return kdai_add_lanes(lane);
 }
@@ -2619,7 +2647,7 @@ static void kdai_conv_rows(const kdai_conv_block *block, size_t n_tokens) {
         for (size_t c = 0; c < block->n; c++) {
             float sum = 0.0f;
             for (size_t i = 0; i < block->width; i++)
-                sum = fmaf(block->taps[i * stride + c], rows[i * stride + c], sum);
+                sum = kdai_fma(block->taps[i * stride + c], rows[i * stride + c], sum);
             kdai_set_element(block->y + (ptrdiff_t)t * block->y_step, block->y_type, c,
                              block->silu ? sum * kda_sigmoid(sum) : sum);
         }
@@ -3297,10 +3325,21 @@ KDA_API kda_result kda_layer_commit(const kda_layer_desc *layer, const kda_seq *
 /* Added to a whole number n of -150 .. 0 it leaves n + 192 in the low bits of the sum, which moved
  * up to the exponent's place make 2^(n + 65): a normal number, so that a product with it is exact,
  * and one with 2^-65 after it rounds once even if the result is subnormal. */
-#define KDAI_EXPONENTS (0x1.8p23f + 192.0f)
+#define KDAI_EXPONENTS (12582912.0f + 192.0f)
 
 #if KDAI_X86
 #include <immintrin.h>
+#if defined(_MSC_VER) && defined(__clang__)
+/* clang-cl's <immintrin.h> leaves out the sets that the command line does not name. */
+#include <smmintrin.h>
+
+#include <avxintrin.h>
+
+#include <avx2intrin.h>
+#include <avx512fintrin.h>
+#include <f16cintrin.h>
+#include <fmaintrin.h>
+#endif
 #if defined(__GNUC__)
 #include <cpuid.h>
 #endif
@@ -3909,17 +3948,18 @@ KDAI_KERNEL_INLINE KDAI_TWO KDAI_(step)(KDAI_TWO p, KDAI_TWO x, float c) {
 KDAI_KERNEL_INLINE KDAI_TWO KDAI_(exp)(KDAI_TWO x) {
     x = KDAI_(two_max)(KDAI_(two_set)(-104.0f), x);
     KDAI_TWO magic = KDAI_(two_set)(KDAI_EXPONENTS);
-    KDAI_TWO shifted = KDAI_(two_fma)(x, KDAI_(two_set)(0x1.715476p+0f), magic);
+    KDAI_TWO shifted = KDAI_(two_fma)(x, KDAI_(two_set)(1.44269502f), magic);
     KDAI_TWO n = KDAI_(two_sub)(shifted, magic);
-    KDAI_TWO r = KDAI_(two_fma)(n, KDAI_(two_set)(-0x1.62e43p-1f), x);
-    r = KDAI_(two_fma)(n, KDAI_(two_set)(0x1.05c61p-29f), r);
-    KDAI_TWO p = KDAI_(step)(KDAI_(two_set)(0x1.6d117cp-10f), r, 0x1.120be2p-7f);
-    p = KDAI_(step)(p, r, 0x1.555518p-5f);
-    p = KDAI_(step)(p, r, 0x1.5554dcp-3f);
+    KDAI_TWO r = KDAI_(two_fma)(n, KDAI_(two_set)(-0.693147182f), x);
+    r = KDAI_(two_fma)(n, KDAI_(two_set)(1.90465421e-9f), r);
+    KDAI_TWO p = KDAI_(step)(KDAI_(two_set)(0.00139262504f), r, 0.00836323295f);
+    p = KDAI_(step)(p, r, 0.0416665524f);
+    p = KDAI_(step)(p, r, 0.166665763f);
     p = KDAI_(step)(p, r, 0.5f);
     p = KDAI_(two_fma)(KDAI_(two_mul)(p, r), r, r);
     KDAI_TWO y = KDAI_(two_add)(p, KDAI_(two_set)(1.0f));
-    return KDAI_(two_mul)(KDAI_(two_mul)(y, KDAI_(two_power)(shifted)), KDAI_(two_set)(0x1p-65f));
+    return KDAI_(two_mul)(KDAI_(two_mul)(y, KDAI_(two_power)(shifted)),
+                          KDAI_(two_set)(2.71050543e-20f)); /* 2^-65 */
 }
 
 /* kda_sigmoid. At x = -0 z is 1. */
@@ -3932,14 +3972,14 @@ KDAI_KERNEL_INLINE KDAI_TWO KDAI_(sigmoid)(KDAI_TWO x) {
 /* kda_softplus. */
 KDAI_KERNEL_INLINE KDAI_TWO KDAI_(softplus)(KDAI_TWO x) {
     KDAI_TWO z = KDAI_(exp)(KDAI_(two_minus_magnitude)(x));
-    KDAI_TWO p = KDAI_(step)(KDAI_(two_set)(-0x1.af48dep-9f), z, 0x1.491784p-6f);
-    p = KDAI_(step)(p, z, -0x1.d6b06ep-5f);
-    p = KDAI_(step)(p, z, 0x1.b4ae04p-4f);
-    p = KDAI_(step)(p, z, -0x1.3a435ep-3f);
-    p = KDAI_(step)(p, z, 0x1.934b54p-3f);
-    p = KDAI_(step)(p, z, -0x1.ff23e6p-3f);
-    p = KDAI_(step)(p, z, 0x1.554ddp-2f);
-    p = KDAI_(step)(p, z, -0x1.ffffd2p-2f);
+    KDAI_TWO p = KDAI_(step)(KDAI_(two_set)(-0.00329044065f), z, 0.020086173f);
+    p = KDAI_(step)(p, z, -0.0574571751f);
+    p = KDAI_(step)(p, z, 0.106611267f);
+    p = KDAI_(step)(p, z, -0.153448805f);
+    p = KDAI_(step)(p, z, 0.196921021f);
+    p = KDAI_(step)(p, z, -0.24958019f);
+    p = KDAI_(step)(p, z, 0.333304644f);
+    p = KDAI_(step)(p, z, -0.499999315f);
     KDAI_TWO log1p_z = KDAI_(two_fma)(KDAI_(two_mul)(p, z), z, z);
     return KDAI_(two_add)(KDAI_(two_max)(x, KDAI_(two_set)(0.0f)), log1p_z);
 }
@@ -4304,7 +4344,7 @@ KDAI_KERNEL_INLINE void KDAI_(recurrent_rows)(const kdai_work *work, size_t n_to
             for (size_t r = 0; r < 4; r++) write[r] = work->beta[i] * (v[row[r]] - sums[r]);
             for (size_t r = 0; r < 4; r++) {
                 u[row[r]] = write[r];
-                o[row[r]] = fmaf(work->kq[i], write[r], sums[4 + r]);
+                o[row[r]] = kdai_fma(work->kq[i], write[r], sums[4 + r]);
             }
             KDAI_(update_rows)(work->decay + i * n, work->k + i * n, n, in_f16, write, at);
             /* 0 times an infinite correction: padding that is there stays 0. */

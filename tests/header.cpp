@@ -1,4 +1,4 @@
-// Both headers as C++17, with the implementation, in one file; and the smallest program.
+// Both headers as C++, with the implementation, in one file; and the smallest program.
 #define KDA_IMPLEMENTATION
 #define ATTNRES_IMPLEMENTATION
 #include "../kda.h"

@@ -11,7 +11,7 @@ passed=0 failed=0 skipped=0
 
 # Functions that a call may reach. The header's own exp is no libm's, so expf is not among them;
 # bcmp is clang's memcmp; the last two lines are the compiler's: stack protector, 64-bit arithmetic.
-allowed='fma|fmaf|sqrt|sqrtf|fabsf|memcpy|memmove|memset|memcmp|bcmp'
+allowed='fmaf|sqrt|sqrtf|fabs|fabsf|memcpy|memmove|memset|memcmp|bcmp'
 allowed="$allowed|__stack_chk_fail|__stack_chk_fail_local|__stack_chk_guard|_GLOBAL_OFFSET_TABLE_"
 allowed="$allowed|__u?(div|mod|mul)di3|__aeabi_[a-z0-9]*|__atomic_fetch_add_[48]"
 

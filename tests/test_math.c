@@ -29,7 +29,7 @@ static double exact_exp(double x) {
 static void check_function(const char *name, float (*function)(float), double (*exact)(double)) {
     double worst = 0;
     float at = 0;
-    for (uint32_t bits = 0; bits < 0xFF800000u - 1021u; bits += 1021u) {
+    for (uint32_t bits = 0; bits < 0xFF800000u - 1021u; bits += 1021u * TEST_ONE_IN(31)) {
         float x = from_bits(bits);
         if (isnan(x)) continue;
         double error = ulps(function(x), exact((double)x));
@@ -63,11 +63,33 @@ static void values_at_the_ends(void) {
     CHECK(isnan(kda_softplus(NAN)));
 }
 
+/* Products that fall between two floats, and a third number far below, or none: what is right is
+ * plain from the digits, and an fmaf that rounds to double or wider first gets it wrong. */
+static void multiply_add_rounds_once(void) {
+    const float x = 1 + 0x1p-12f, up = 1 + 0x1p-11f + 0x1p-23f, down = 1 + 0x1p-11f;
+    for (int power = -140; power < -30; power++) {
+        float far = ldexpf(1, power);
+        CHECK(kdai_fma(x, x, far) == up && kdai_fma(x, x, -far) == down);
+        CHECK(kdai_fma(-x, x, far) == -down && kdai_fma(-x, x, -far) == -up);
+    }
+    CHECK(kdai_fma(x, x, 0) == down); /* a tie: to even */
+    CHECK(kdai_fma(x, x, -1) == 0x1p-11f + 0x1p-24f);
+    /* among the subnormals: 1.5 * 2^-150, half of that and a little more, signs of zero */
+    CHECK(kdai_fma(0x1p-75f, 0x1.8p-75f, 0) == 0x1p-149f);
+    CHECK(kdai_fma(0x1p-75f, 0x1p-75f, 0) == 0.0f);
+    CHECK(kdai_fma(0x1p-75f, 0x1p-75f, 0x1p-149f) == 0x1p-148f);
+    CHECK(kdai_fma(0x1.000002p-75f, 0x1p-75f, 0) == 0x1p-149f);
+    CHECK(signbit(kdai_fma(-0.0f, 1, -0.0f)) && !signbit(kdai_fma(-0.0f, 1, 0.0f)));
+    CHECK(kdai_fma(FLT_MAX, 2, -FLT_MAX) == FLT_MAX && isinf(kdai_fma(FLT_MAX, 2, 0)));
+    CHECK(isinf(kdai_fma(INFINITY, 1, 1)) && isnan(kdai_fma(INFINITY, 0, 1)));
+    CHECK(isnan(kdai_fma(NAN, 1, 1)) && isnan(kdai_fma(INFINITY, 1, -INFINITY)));
+}
+
 /* The fixed shape of a sum, written out a second time from the manual. */
 static float sum_by_the_manual(const float *x, const float *y, size_t n) {
     float lane[16] = {0};
     for (size_t i = 0; i < (n + 15) / 16 * 16; i++)
-        lane[i % 16] = fmaf(i < n ? x[i] : 0.0f, i < n ? y[i] : 0.0f, lane[i % 16]);
+        lane[i % 16] = kdai_fma(i < n ? x[i] : 0.0f, i < n ? y[i] : 0.0f, lane[i % 16]);
     for (size_t i = 0; i < 8; i++) lane[i] += lane[i + 8];
     for (size_t i = 0; i < 4; i++) lane[i] += lane[i + 4];
     return (lane[0] + lane[2]) + (lane[1] + lane[3]);
@@ -90,6 +112,7 @@ int main(void) {
     TEST(sigmoid_within_2_ulp);
     TEST(softplus_within_2_ulp);
     TEST(values_at_the_ends);
+    TEST(multiply_add_rounds_once);
     TEST(sums_have_the_documented_shape);
     return test_summary();
 }
