@@ -421,7 +421,7 @@ static bool sti_read_shape(const sti_reader *r, const json_value *entry, st_tens
         const json_value *item = json_item(shape, i);
         uint64_t dim;
         if (!json_unsigned(item, &dim) || (size_t)dim != dim)
-            return sti_fail(r, "shape: expected integers from 0 to %zu, found %s", SIZE_MAX,
+            return sti_fail(r, "shape: expected integers from 0 to %zu, found %s", (size_t)SIZE_MAX,
                             json_show(item, shown));
         t->dims[i] = (size_t)dim;
     }

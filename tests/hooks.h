@@ -2,9 +2,32 @@
 #ifndef HOOKS_H
 #define HOOKS_H
 
-#include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
+#if !defined(__wasi__)
+#include <pthread.h>
+
+/* A thread with a stack of 64 KiB, or the least that the system allows; sanitizers need more. */
+static inline void start_thread(pthread_t *thread, void *(*run)(void *), void *argument) {
+    pthread_attr_t how;
+    if (pthread_attr_init(&how) != 0) exit(2);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    for (size_t bytes = 65536; pthread_attr_setstacksize(&how, bytes) != 0; bytes *= 2)
+        if (bytes > 1 << 20) exit(2);
+#endif
+    if (pthread_create(thread, &how, run, argument) != 0) exit(2);
+    pthread_attr_destroy(&how);
+}
+#else
+/* WASI has no threads: one that is started runs at once, to its end. */
+typedef int pthread_t;
+static inline void start_thread(pthread_t *thread, void *(*run)(void *), void *argument) {
+    *thread = run(argument) != NULL;
+}
+static inline void pthread_join(pthread_t thread, void **result) {
+    (void)thread, (void)result;
+}
+#endif
 
 typedef void (*host_task)(void *context, size_t index);
 
@@ -51,7 +74,7 @@ static inline void real_threads(void *user, size_t n, host_task task, void *cont
     (void)user;
     for (size_t i = 0; i < n; i++) {
         jobs[i].task = task, jobs[i].context = context, jobs[i].index = i;
-        if (pthread_create(&thread[i], NULL, run_job, &jobs[i]) != 0) exit(2);
+        start_thread(&thread[i], run_job, &jobs[i]);
     }
     for (size_t i = 0; i < n; i++) pthread_join(thread[i], NULL);
 }

@@ -126,6 +126,33 @@ static inline void test_fill_normal(float *x, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = test_normal();
 }
 
+/* Emulated processors are tens of times slower: for them, with TEST_BRIEF defined, loops whose length
+ * is for thoroughness take one case in n. */
+#ifdef TEST_BRIEF
+#define TEST_ONE_IN(n) (n)
+#else
+#define TEST_ONE_IN(n) 1
+#endif
+
+/* FNV-1a of the bits of numbers, word by word: the same on machines of either byte order. */
+#define TEST_HASH_START 0xcbf29ce484222325u
+static inline uint64_t test_hash_f32(uint64_t hash, const float *x, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        hash = (hash ^ bits) * 0x100000001b3u;
+    }
+    return hash;
+}
+static inline uint64_t test_hash_f64(uint64_t hash, const double *x, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        uint64_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        hash = (hash ^ bits) * 0x100000001b3u;
+    }
+    return hash;
+}
+
 /* Zeroed memory, or the end of the run: a test cannot go on without. */
 static inline void *test_alloc(size_t bytes) {
     void *p = calloc(bytes ? bytes : 1, 1);

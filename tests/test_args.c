@@ -210,6 +210,11 @@ static void sizes(void) {
     CHECK(kda_scratch_bytes(&desc, 1, NULL) == 0); /* the state would fit, 16 rows do not */
     desc.dim_v = 16;
     CHECK(kda_state_bytes(&desc) == 0 && kda_scratch_bytes(&desc, 1, NULL) == 0);
+    desc.n_heads = 1, desc.dim_k = desc.dim_v = 65536; /* 2^34 bytes: wraps to 0 in 32 bits */
+    CHECK(kda_state_bytes(&desc) == (size_t)(sizeof(size_t) > 4 ? (uint64_t)1 << 34 : 0));
+    desc.dim_k = 4, desc.dim_v = 3, desc.n_heads = 0x55555556u; /* 2^36 + 32: wraps to 32 */
+    CHECK((kda_state_bytes(&desc) == 0) == (sizeof(size_t) == 4));
+    CHECK((kda_journal_bytes(&desc, 1) == 0) == (sizeof(size_t) == 4));
     memset(&desc, 0, sizeof desc);
     CHECK(kda_state_bytes(&desc) == 0 && kda_scratch_bytes(&desc, 1, NULL) == 0);
     CHECK(kda_state_bytes(NULL) == 0 && kda_scratch_bytes(NULL, 1, NULL) == 0);

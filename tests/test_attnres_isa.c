@@ -286,9 +286,9 @@ static void extremes_have_the_same_bits(void) {
             problem p = problem_new(4, 9, 70, 4);
             results want = results_new(&p), got = results_new(&p);
             size_t usual = round % 2 ? n_odd : n_odd - 3; /* every other round, numbers only */
-            for (size_t i = 0; i < 4 * 9 * 70; i += 1 + test_random_u64() % 50)
+            for (size_t i = 0; i < 4 * 9 * 70; i += 1 + (size_t)(test_random_u64() % 50))
                 p.values[i] = odd[test_random_u64() % usual];
-            for (size_t i = 0; i < p.dim; i += 1 + test_random_u64() % 20)
+            for (size_t i = 0; i < p.dim; i += 1 + (size_t)(test_random_u64() % 20))
                 p.queries[i] = odd[test_random_u64() % (n_odd - 3)];
             attnres_type in = (attnres_type)(round % 3), out = (attnres_type)(round / 3 % 3);
             run_all(&p, in, out, &plain, &want);
@@ -570,6 +570,26 @@ static void *run_host(void *argument) {
     return NULL;
 }
 
+/* The bits themselves: the number was found on one machine, and every other, with whatever compiler
+ * and instruction set, must find it too. */
+static void every_machine_has_the_same_bits(void) {
+    static const size_t widths[] = {40, 300, 1030};
+    uint64_t hash = TEST_HASH_START;
+    test_seed(8);
+    for (size_t i = 0; i < 3; i++) {
+        problem p = problem_new(4 + i, 3, widths[i], 3);
+        results r = results_new(&p);
+        attnres_run run = run_on(ATTNRES_ISA_AUTO);
+        run_all(&p, ATTNRES_F32, ATTNRES_F32, &run, &r);
+        hash = test_hash_f32(hash, r.floats, r.n_floats);
+        hash = test_hash_f64(hash, r.doubles, r.n_doubles);
+        results_free(&r);
+        problem_free(&p);
+    }
+    CHECK_MSG(hash == 0x07a3c45120a3b28eu, "0x%08lx%08lx", (unsigned long)(hash >> 32),
+              (unsigned long)(hash & 0xffffffffu));
+}
+
 static void many_host_threads_at_once(void) {
     enum { N = 8 };
     pthread_t thread[N];
@@ -580,7 +600,7 @@ static void many_host_threads_at_once(void) {
         hosts[i].p = &p;
         hosts[i].r = results_new(&p);
         hosts[i].inside = i % 2 == 0;
-        if (pthread_create(&thread[i], NULL, run_host, &hosts[i]) != 0) exit(2);
+        start_thread(&thread[i], run_host, &hosts[i]);
     }
     results want = results_new(&p);
     attnres_run run = run_on(ATTNRES_ISA_AUTO);
@@ -610,5 +630,6 @@ int main(void) {
     TEST(tokens_are_spread);
     TEST(scratch_is_per_thread);
     TEST(many_host_threads_at_once);
+    TEST(every_machine_has_the_same_bits);
     return test_summary();
 }

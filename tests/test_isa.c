@@ -163,7 +163,7 @@ static void extremes_have_the_same_bits(void) {
             op.gate = (kda_gate)gate;
             op.lower_bound = gate == KDA_GATE_BOUNDED ? -5.0f : 0.0f;
             layer_case x = layer_new(&op, 4, 30);
-            for (size_t i = 0; i < x.tokens * x.row; i += 1 + test_random_u64() % 7)
+            for (size_t i = 0; i < x.tokens * x.row; i += 1 + (size_t)(test_random_u64() % 7))
                 x.rows[i] = odd[test_random_u64() % n_odd];
             float *want = test_floats(x.o_count);
             void *want_state = test_alloc(x.state_bytes);
@@ -295,6 +295,26 @@ static void subnormals_count_as_zero_within_a_call_only(void) {
 #endif
 }
 
+/* The bits themselves: the number was found on one machine, and every other, with whatever compiler
+ * and instruction set, must find it too. */
+static void every_machine_has_the_same_bits(void) {
+    uint64_t hash = TEST_HASH_START;
+    test_seed(4);
+    for (int gate = KDA_GATE_LOG_DECAY; gate <= KDA_GATE_BOUNDED; gate++) {
+        kda_desc op = problem_desc(4, 2, 40, 24);
+        op.gate = (kda_gate)gate;
+        op.lower_bound = gate == KDA_GATE_BOUNDED ? -5.0f : 0.0f;
+        layer_case x = layer_new(&op, 4, 30);
+        layer_run(&x, KDA_RECURRENT, KDA_ISA_AUTO);
+        hash = test_hash_f32(hash, x.o, x.o_count);
+        hash = test_hash_f32(hash, (const float *)x.state, x.state_bytes / sizeof(float));
+        hash = test_hash_f32(hash, x.window, x.window_bytes / sizeof(float));
+        layer_free(&x);
+    }
+    CHECK_MSG(hash == 0x601d3332ebc76dddu, "0x%08lx%08lx", (unsigned long)(hash >> 32),
+              (unsigned long)(hash & 0xffffffffu));
+}
+
 static void names_and_refusals(void) {
     kda_desc op = problem_desc(1, 0, 4, 4);
     kda_run run;
@@ -323,6 +343,7 @@ int main(void) {
     TEST(functions_have_the_same_bits);
     TEST(conversions_have_the_same_bits);
     TEST(subnormals_count_as_zero_within_a_call_only);
+    TEST(every_machine_has_the_same_bits);
     TEST(names_and_refusals);
     return test_summary();
 }

@@ -142,7 +142,7 @@ static void many_host_threads_at_once(void) {
         hosts[i].state = test_floats(p.state_count);
         hosts[i].o = test_floats(p.output_count);
         hosts[i].inside = i % 2 == 0;
-        if (pthread_create(&thread[i], NULL, run_host, &hosts[i]) != 0) exit(2);
+        start_thread(&thread[i], run_host, &hosts[i]);
     }
     for (size_t i = 0; i < N; i++) {
         pthread_join(thread[i], NULL);
