@@ -2,12 +2,13 @@
 # make demo     runs the main job on a checkpoint that the repository carries
 # make test     builds and runs every test
 #
-# CC, CXX, CFLAGS and BUILD can be given: make CC=clang CFLAGS='-O3' BUILD=build/clang test
+# CC, CXX, CFLAGS, LDLIBS and BUILD can be given: make CC=clang CFLAGS='-O3' BUILD=build/clang test
 
 CC      ?= cc
 CXX     ?= c++
 CFLAGS  ?= -O2
 BUILD   ?= build
+LDLIBS  ?= -lm -pthread
 
 # All processors compile, unless the command line says how many.
 ifeq ($(filter -j% --jobs%,$(MAKEFLAGS)),)
@@ -60,7 +61,7 @@ ratio: $(BUILD)/decode_ratio  ## full attention against the hybrid by context, w
 $(BUILD)/tests/test_header: tests/header_second.c tests/header_static.c
 $(BUILD)/tests/%: tests/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
-	$(CC) $(C_FLAGS) $(filter %.c,$^) -o $@ -lm -pthread
+	$(CC) $(C_FLAGS) $(filter %.c,$^) -o $@ $(LDLIBS)
 
 $(MAKE_CHECKPOINT): tests/make_checkpoint.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
@@ -68,15 +69,15 @@ $(MAKE_CHECKPOINT): tests/make_checkpoint.c $(HEADERS) Makefile
 
 $(BUILD)/%: bench/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
-	$(CC) $(C_FLAGS) $< -o $@ -lm -pthread
+	$(CC) $(C_FLAGS) $< -o $@ $(LDLIBS)
 
 $(BUILD)/%: examples/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
-	$(CC) $(C_FLAGS) $< -o $@ -lm -pthread
+	$(CC) $(C_FLAGS) $< -o $@ $(LDLIBS)
 
 $(BUILD)/%: examples/%.cpp $(HEADERS) Makefile
 	@mkdir -p $(@D)
-	$(CXX) $(CXX_FLAGS) $< -o $@ -lm -pthread
+	$(CXX) $(CXX_FLAGS) $< -o $@ $(LDLIBS)
 
 clean:  ## remove what was built
 	rm -rf $(BUILD)
