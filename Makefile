@@ -26,7 +26,7 @@ CXX_FLAGS := -std=c++17 -D_POSIX_C_SOURCE=200809L $(WARNINGS) $(CFLAGS)
 MAKE_CHECKPOINT := $(BUILD)/make_checkpoint
 TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
 
-.PHONY: all help demo test engine bench bench-quick ratio clean
+.PHONY: all help demo test mutants engine bench bench-quick ratio clean
 
 all: $(PROGRAMS)  ## build the programs (default)
 
@@ -42,6 +42,9 @@ demo: $(BUILD)/generate  ## go on with a text, and show what the context's memor
 
 test: $(PROGRAMS) $(MAKE_CHECKPOINT) $(TESTS)  ## build and run every test
 	@BUILD=$(BUILD) CC='$(CC)' sh tests/run.sh $(TESTS) tests/symbols.sh
+
+mutants:  ## do the tests see faults? copies of the headers with one fault each: an hour on two cores
+	python3 -B tests/mutants.py
 
 engine: $(BUILD)/engine  ## build and run the C++ serving example
 	$(BUILD)/engine
