@@ -47,7 +47,8 @@ typedef struct kernels {
     void (*expand)(const kernels_matrix *a, size_t n, float *out);
 
     /* c[i * c_i + j * c_j] = a_i . b_j over k elements, for rows i < m of a and j < n of b; `add`:
-     * added to what is in c. b_j = b + j * b_stride. span: if quantised, of LINEAR_BLOCK. */
+     * added to what is in c. b_j = b + j * b_stride. span: if quantised, of LINEAR_BLOCK,
+     * and at most LINEAR_SPAN. */
     void (*dots)(const kernels_matrix *a, size_t m, const float *b, size_t b_stride, size_t n,
                  size_t k, size_t span, bool add, float *c, size_t c_i, size_t c_j);
 
@@ -101,7 +102,7 @@ KERNELS_INLINE kernels_matrix kernels_plain(linear_type type, const void *data, 
 
 /* Asks for a line of each of KERNELS_TALL rows, `ahead` bytes further on. With one column a matrix
  * comes from memory, and what a processor fetches by itself ends with a page, which is a row or two.
- * The address may lie behind the matrix: nothing is read. */
+ * Addresses must be the matrix's own: looking for others costs a processor as much as reading. */
 KERNELS_INLINE void kernelsi_fetch(const unsigned char *const *row, size_t ahead) {
     for (size_t r = 0; r < KERNELS_TALL; r++)
         __builtin_prefetch((const void *)((uintptr_t)row[r] + ahead), 0, 2);
@@ -115,16 +116,23 @@ typedef enum kernelsi_how {
     KERNELSI_BYTES /* 8 bits, signed or not, with zeros or not */
 } kernelsi_how;
 
-/* Scale and zero of a row of this part and a group of the whole matrix, for codes as `table` and
- * `flip` read them. */
-KERNELS_INLINE float kernelsi_scale(const kernels_matrix *a, size_t row, size_t group) {
+/* Scales of a row of this part, of n groups of the whole matrix from `group` on, for codes as `table`
+ * and `flip` read them. */
+KERNELS_INLINE void kernelsi_scales(const kernels_matrix *a, size_t row, size_t group, size_t n,
+                                    float *out) {
     size_t at = (a->first_row + row) * a->groups + group;
-    if (a->type == LINEAR_MXFP4) return 0.5f * lineari_e8m0(a->scale[at]);
-    if (a->scale_type == LINEAR_BF16) return linear_from_bf16(st_load_u16(a->scale + 2 * at));
-    if (a->scale_type == LINEAR_F16) return linear_from_f16(st_load_u16(a->scale + 2 * at));
-    return st_load_f32(a->scale + 4 * at);
+    const unsigned char *bytes = a->scale + at, *halves = a->scale + 2 * at;
+    if (a->type == LINEAR_MXFP4)
+        for (size_t i = 0; i < n; i++) out[i] = 0.5f * lineari_e8m0(bytes[i]);
+    else if (a->scale_type == LINEAR_BF16)
+        for (size_t i = 0; i < n; i++) out[i] = linear_from_bf16(st_load_u16(halves + 2 * i));
+    else if (a->scale_type == LINEAR_F16)
+        for (size_t i = 0; i < n; i++) out[i] = linear_from_f16(st_load_u16(halves + 2 * i));
+    else
+        for (size_t i = 0; i < n; i++) out[i] = st_load_f32(a->scale + 4 * (at + i));
 }
 
+/* And a zero. */
 KERNELS_INLINE float kernelsi_zero(const kernels_matrix *a, size_t row, size_t group) {
     size_t at = a->first_zero + row;
     if (!a->zero) return 0;
@@ -705,8 +713,9 @@ typedef struct KERNELS_(group) {
 #define KERNELS_GROUP KERNELS_(group)
 
 KERNELS_KERNEL_INLINE void KERNELS_(load_group)(KERNELS_GROUP *g, const kernels_matrix *a,
-                                                kernelsi_how how, size_t row, size_t group) {
-    g->scale = KERNELS_(set)(kernelsi_scale(a, row, group));
+                                                kernelsi_how how, size_t row, size_t group,
+                                                float scale) {
+    g->scale = KERNELS_(set)(scale);
     if (how == KERNELSI_BYTES) g->minus_zero = KERNELS_(set)(-kernelsi_zero(a, row, group));
     if (how != KERNELSI_HALVES) return;
 #if defined(KERNELS_HAS_TABLES)
@@ -780,7 +789,9 @@ KERNELS_KERNEL_INLINE void KERNELS_(expand_codes)(const kernels_matrix *a, kerne
     size_t group = a->first_col / a->group;
     for (size_t i = 0; i < n; group++) {
         KERNELS_GROUP g;
-        KERNELS_(load_group)(&g, a, how, 0, group);
+        float scale;
+        kernelsi_scales(a, 0, group, 1, &scale);
+        KERNELS_(load_group)(&g, a, how, 0, group, scale);
         size_t end = KERNELS_(group_end)(a, group, n);
         for (; i < end; i += LINEAR_BLOCK) {
             unsigned char codes[LINEAR_BLOCK] = {0}, bytes[LINEAR_BLOCK];
@@ -891,22 +902,27 @@ KERNELS_KERNEL_INLINE void KERNELS_(codes_rest)(const kernels_matrix *a, kernels
  * column col on. */
 KERNELS_KERNEL_INLINE void KERNELS_(dots_codes)(const kernels_matrix *a, kernelsi_how how,
                                                 const unsigned char *const *row,
-                                                const size_t *index, size_t col, const float *b,
-                                                size_t k, float sum[KERNELS_TALL]) {
+                                                const size_t *index, size_t ahead, size_t col,
+                                                const float *b, size_t k, float sum[KERNELS_TALL]) {
     KERNELS_VEC acc[KERNELS_TALL];
     KERNELS_GROUP g[KERNELS_TALL];
     const unsigned bits = how == KERNELSI_HALVES ? 4 : 8;
+    float scales[KERNELS_TALL][LINEAR_SPAN / LINEAR_BLOCK + 1], *scale = scales[0];
     size_t group = (a->first_col + col) / a->group;
+    size_t n_groups = (a->first_col + col + k - 1) / a->group + 1 - group;
     KERNELS_UNROLL
-    for (size_t r = 0; r < KERNELS_TALL; r++) acc[r] = KERNELS_(set)(0);
-    for (size_t i = 0; i < k; group++) {
+    for (size_t r = 0; r < KERNELS_TALL; r++) {
+        acc[r] = KERNELS_(set)(0);
+        kernelsi_scales(a, index[r], group, n_groups, scales[r]);
+    }
+    for (size_t i = 0; i < k; group++, scale++) {
         size_t end = KERNELS_(group_end)(a, group, col + k) - col;
         KERNELS_UNROLL
-        for (size_t r = 0; r < KERNELS_TALL; r++)
-            KERNELS_(load_group)(&g[r], a, how, index[r], group);
+        for (size_t r = 0; r < KERNELS_TALL; r++) KERNELS_(load_group)
+        (&g[r], a, how, index[r], group, scale[r * (sizeof scales[0] / sizeof *scale)]);
         for (; i + LINEAR_BLOCK <= end; i += LINEAR_BLOCK) {
             size_t at = i * bits / 8;
-            if (at % KERNELS_LINE == 0) kernelsi_fetch(row, at + KERNELS_TALL * a->row_bytes);
+            if (at % KERNELS_LINE == 0) kernelsi_fetch(row, at + ahead);
             KERNELS_(codes_block)(a, how, row, at, g, b + i, acc);
         }
         if (i < end) KERNELS_(codes_rest)(a, how, row, i * bits / 8, g, b + i, end - i, acc);
@@ -918,9 +934,10 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_codes)(const kernels_matrix *a, kernels
 /* `count` rows of a from `first` on, at most KERNELS_TALL, against `wide` columns, a constant. Where
  * rows are missing the last one is repeated, and the sums of the repetitions are left. */
 KERNELS_KERNEL_INLINE void KERNELS_(dots_spans)(const kernels_matrix *a, linear_type type,
-                                                size_t first, size_t count, const float *b,
-                                                size_t b_stride, size_t wide, size_t k, size_t span,
-                                                bool add, float *c, size_t c_i, size_t c_j) {
+                                                size_t first, size_t count, size_t ahead,
+                                                const float *b, size_t b_stride, size_t wide,
+                                                size_t k, size_t span, bool add, float *c,
+                                                size_t c_i, size_t c_j) {
     float sum[KERNELS_WIDE][KERNELS_TALL];
     for (size_t col = 0; col < k; col += span, add = true) {
         const unsigned char *row[KERNELS_TALL];
@@ -929,10 +946,11 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_spans)(const kernels_matrix *a, linear_
             index[r] = first + (r < count ? r : count - 1);
             row[r] = a->data + index[r] * a->row_bytes + linear_row_bytes(type, col);
         }
-#define KERNELS_CODES(how) KERNELS_(dots_codes)(a, how, row, index, col, b + col, width, sum[0])
+#define KERNELS_CODES(how)                                                                         \
+    KERNELS_(dots_codes)(a, how, row, index, ahead, col, b + col, width, sum[0])
         if (linear_is_plain(type)) {
             KERNELS_(dots_block)
-            (type, row, KERNELS_TALL * a->row_bytes, b + col, b_stride, wide, width, sum);
+            (type, row, ahead, b + col, b_stride, wide, width, sum);
         } else if (type == LINEAR_UINT4) {
             KERNELS_CODES(KERNELSI_HALVES);
         } else if (a->zero) {
@@ -953,13 +971,15 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_spans)(const kernels_matrix *a, linear_
 
 /* The same for any number of columns. */
 KERNELS_KERNEL_INLINE void KERNELS_(dots_columns)(const kernels_matrix *a, linear_type type,
-                                                  size_t first, size_t count, const float *b,
-                                                  size_t b_stride, size_t n, size_t k, size_t span,
-                                                  bool add, float *c, size_t c_i, size_t c_j) {
+                                                  size_t first, size_t count, size_t ahead,
+                                                  const float *b, size_t b_stride, size_t n,
+                                                  size_t k, size_t span, bool add, float *c,
+                                                  size_t c_i, size_t c_j) {
     size_t j = 0;
 #define KERNELS_COLUMNS(wide)                                                                      \
     KERNELS_(dots_spans)                                                                           \
-    (a, type, first, count, b + j * b_stride, b_stride, wide, k, span, add, c + j * c_j, c_i, c_j)
+    (a, type, first, count, ahead, b + j * b_stride, b_stride, wide, k, span, add, c + j * c_j,    \
+     c_i, c_j)
     /* Codes take one at a time: linear.h has more than one from a tile of floats. */
     const size_t most = linear_is_plain(type) ? n : 0;
     for (; j + KERNELS_WIDE <= most; j += KERNELS_WIDE) KERNELS_COLUMNS(KERNELS_WIDE);
@@ -977,9 +997,13 @@ KERNELS_KERNEL_INLINE void KERNELS_(dots_type)(const kernels_matrix *a, linear_t
                                                size_t c_j) {
     const size_t most = 2 * KERNELS_WIDE;
     for (size_t j = 0; j < n; j += most)
-        for (size_t first = 0; first < m; first += KERNELS_TALL) KERNELS_(dots_columns)
-    (a, type, first, m - first < KERNELS_TALL ? m - first : KERNELS_TALL, b + j * b_stride,
-     b_stride, n - j < most ? n - j : most, k, span, add, c + j * c_j, c_i, c_j);
+        for (size_t first = 0; first < m; first += KERNELS_TALL) {
+            size_t left = m - first, count = left < KERNELS_TALL ? left : KERNELS_TALL;
+            size_t ahead = left >= 2 * KERNELS_TALL ? KERNELS_TALL * a->row_bytes : 0;
+            KERNELS_(dots_columns)
+            (a, type, first, count, ahead, b + j * b_stride, b_stride, n - j < most ? n - j : most,
+             k, span, add, c + j * c_j, c_i, c_j);
+        }
 }
 
 KERNELS_KERNEL void KERNELS_(dots)(const kernels_matrix *a, size_t m, const float *b,

@@ -323,7 +323,9 @@ static void lineari_expand_each(const linear *w, size_t row, size_t col, size_t 
         float code = w->type == LINEAR_UINT4
                          ? (float)part.table[(unsigned)part.data[at / 2] >> 4 * (at % 2) & 15u]
                          : (float)(signed char)(part.data[at] ^ part.flip);
-        out[i] = (code - kernelsi_zero(&part, 0, group)) * kernelsi_scale(&part, 0, group);
+        float scale;
+        kernelsi_scales(&part, 0, group, 1, &scale);
+        out[i] = (code - kernelsi_zero(&part, 0, group)) * scale;
     }
 }
 
