@@ -164,7 +164,7 @@ static void check_batch(const problem *p, const size_t *lengths, size_t n_seqs, 
 /* ---- Numbers in the chunked form ---- */
 
 static void power_series_for_the_inverse(void) {
-    static const size_t lengths[] = {256, 16384};
+    static const size_t lengths[] = {256, 16384 / TEST_ONE_IN(16)};
     kda_desc desc = problem_desc(1, 0, 16, 11);
     for (size_t l = 0; l < 2; l++) {
         test_seed(1);
@@ -174,7 +174,7 @@ static void power_series_for_the_inverse(void) {
             memmove(p.k + t * 16, p.k, 16 * sizeof(float));
             p.beta[t] = 9; /* the sigmoid of it: 0.99988 */
         }
-        check_numbers(&p, lengths[l] == 256 ? "256 times" : "16384 times");
+        check_numbers(&p, l == 0 ? "256 times" : "many times");
         problem_free(&p);
     }
 }
