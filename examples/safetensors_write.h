@@ -42,6 +42,9 @@ ST_API bool st_writer_add(st_writer *w, const char *name, st_dtype dtype, const 
 ST_API bool st_writer_bytes(st_writer *w, const void *bytes, size_t n, error *e);
 ST_API bool st_writer_floats(st_writer *w, const float *values, size_t n, error *e);
 
+/* All data that is still to come is zeros, which take no room on a disk that can leave holes. */
+ST_API bool st_writer_zeros(st_writer *w, error *e);
+
 /* Ends the file; `ok`: all went well so far. Data that is short of what was added is a failure, and
  * on failure nothing is left of the file. */
 ST_API bool st_writer_close(st_writer *w, bool ok, error *e);
@@ -135,6 +138,20 @@ ST_API bool st_writer_bytes(st_writer *w, const void *bytes, size_t n, error *e)
 
 ST_API bool st_writer_floats(st_writer *w, const float *values, size_t n, error *e) {
     return sti_writer_claim(w, 4 * (uint64_t)n, e) && output_floats(&w->out, values, n, e);
+}
+
+ST_API bool st_writer_zeros(st_writer *w, error *e) {
+    static const unsigned char zero = 0;
+    uint64_t left = w->declared - w->written;
+    if (!sti_writer_claim(w, left, e) || left == 0) return left == 0;
+    for (uint64_t n = left - 1; n > 0;) {
+        long step = n < 1L << 30 ? (long)n : 1L << 30;
+        if (fseek(w->out.file, step, SEEK_CUR) != 0)
+            return error_set(e, "%s: cannot be extended by %llu bytes: %s", w->out.part,
+                             (unsigned long long)left, strerror(errno));
+        n -= (uint64_t)step;
+    }
+    return output_bytes(&w->out, &zero, 1, e);
 }
 
 ST_API bool st_writer_close(st_writer *w, bool ok, error *e) {

@@ -11,10 +11,13 @@
  * integers and correctly rounded operations: the same bytes on every machine.
  */
 #define HYBRID_CONFIG_IMPLEMENTATION
+#define SAFETENSORS_IMPLEMENTATION
 #include "../examples/config.h"
+#include "../examples/safetensors.h"
 
 #include "../examples/arguments.h"
 #include "../examples/output.h"
+#include "../examples/safetensors_write.h"
 
 #include <math.h>
 #include <sys/stat.h>
@@ -500,7 +503,7 @@ typedef struct writer {
     uint64_t total;
 } writer;
 
-static bool write_tensor(writer *w, output *out, size_t index, error *e) {
+static bool write_tensor(writer *w, st_writer *file, size_t index, error *e) {
     const tensor *t = &w->l->list[index];
     size_t left = bytes_of(t);
     w->numbers.counter = mixed(w->o->seed + mixed((uint64_t)index));
@@ -510,57 +513,25 @@ static bool write_tensor(writer *w, output *out, size_t index, error *e) {
         fill(&w->numbers, t, n, w->buffer);
         if (t->n_random < SIZE_MAX) /* A_log: small enough for one buffer, and F32 */
             for (size_t i = 4 * t->n_random; i < n; i++) w->buffer[i] = 0;
-        if (!output_bytes(out, w->buffer, n, e)) return false;
+        if (!st_writer_bytes(file, w->buffer, n, e)) return false;
         left -= n;
     }
     return true;
 }
 
-/* The header of tensors first .. end - 1, padded so that data is aligned. */
-static bool make_header(const layout *l, size_t first, size_t end, text *header, error *e) {
-    static const char *const types[] = {"BF16", "F32", "U8", "U8"};
-    uint64_t at = 0;
-    bool ok = append(header, "{\"__metadata__\":{\"format\":\"pt\"}", e);
-    for (size_t i = first; ok && i < end; i++) {
-        const tensor *t = &l->list[i];
-        char entry[400], shape[100];
-        size_t n = 0;
-        for (size_t d = 0; d < t->n_dims; d++)
-            n += (size_t)snprintf(shape + n, sizeof shape - n, "%s%zu", d ? "," : "", t->dims[d]);
-        unsigned long long begin = at, stop = at += bytes_of(t);
-        snprintf(entry, sizeof entry,
-                 ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%llu,%llu]}", t->name,
-                 types[t->kind], shape, begin, stop);
-        ok = append(header, entry, e);
-    }
-    ok = ok && append(header, "}", e);
-    while (ok && header->n % 8 != 0) ok = append(header, " ", e);
-    return ok;
-}
-
-/* A file's length grows to `bytes` without data. */
-static bool extend(output *out, uint64_t bytes, error *e) {
-    return (fflush(out->file) == 0 && ftruncate(fileno(out->file), (off_t)bytes) == 0) ||
-           error_set(e, "%s: cannot be extended to %llu bytes: %s", out->part,
-                     (unsigned long long)bytes, strerror(errno));
-}
-
+/* Tensors first .. end - 1. */
 static bool write_shard(writer *w, const char *path, size_t first, size_t end, error *e) {
-    output out = {path, "", NULL};
-    text header = {NULL, 0, 0};
-    unsigned char prefix[8];
-    uint64_t data = 0;
-    bool ok = make_header(w->l, first, end, &header, e) && output_open(&out, path, e);
-    for (size_t b = 0; b < 8; b++) prefix[b] = (unsigned char)((uint64_t)header.n >> 8 * b);
-    ok = ok && output_bytes(&out, prefix, 8, e) && output_bytes(&out, header.bytes, header.n, e);
+    static const st_dtype types[] = {ST_BF16, ST_F32, ST_U8, ST_U8};
+    st_writer file;
+    bool ok = st_writer_open(&file, path, e);
     for (size_t i = first; ok && i < end; i++) {
-        data += bytes_of(&w->l->list[i]);
-        if (!w->o->sparse) ok = write_tensor(w, &out, i, e);
+        const tensor *t = &w->l->list[i];
+        ok = st_writer_add(&file, t->name, types[t->kind], t->dims, t->n_dims, e);
+        w->total += bytes_of(t);
     }
-    if (ok && w->o->sparse) ok = extend(&out, 8 + header.n + data, e);
-    free(header.bytes);
-    w->total += data;
-    return output_close(&out, ok, e);
+    for (size_t i = first; ok && !w->o->sparse && i < end; i++) ok = write_tensor(w, &file, i, e);
+    if (ok && w->o->sparse) ok = st_writer_zeros(&file, e);
+    return st_writer_close(&file, ok, e);
 }
 
 /* The end of the shard that begins with tensor `first`. */
