@@ -321,8 +321,9 @@ def main():
         apply(mutant[0], mutant[2])
     counts = collections.Counter()
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
-        answers = pool.map(lambda m: try_mutant(m, given.flags, given.seconds), mutants)
-        for mutant, answer in zip(mutants, answers):
+        runs = {pool.submit(try_mutant, m, given.flags, given.seconds): m for m in mutants}
+        for run in concurrent.futures.as_completed(runs):
+            mutant, answer = runs[run], run.result()
             counts[re.match(r"\w+", answer).group()] += 1
             print("%s: %s: %s" % (mutant[0], mutant[1], answer), flush=True)
     print("%d mutants: %d killed, %d survived, %d spared, %d do not compile" %
