@@ -3005,7 +3005,6 @@ static void kdai_layer_convolve(const kdai_layer_call *call, const kdai_span *pi
                            call->first);
     conv.y = kdai_layer_rows(call, which, worker);
     conv.spans = piece;
-    conv.n_spans = 1;
     conv.batch = call->batch;
     conv.window_at = call->window_at[which];
     conv.verify = call->verify;

@@ -197,6 +197,13 @@ SPARED = [
      "one key more is prepared than is used, in scratch that is written before it is read"),
     ("kda.h", ">= KDAI_MAX_BYTES - *n_tokens) return KDA_ERR_SIZE",
      "as many tokens as bytes that a machine can have: their rows are refused"),
+    ("kda.h", "while (kdai_workers(run) >= 1 && op->tiles", "how work is cut changes no bit"),
+    ("kda.h", "if (piece.n_tokens == 0) break; -> ;", "a piece of no tokens does nothing"),
+    ("kda.h", "if (piece.token > KDAI_LAYER_ROWS) break;", "no room is left: a piece of no tokens"),
+    ("kda.h", "A_log[head] >= 88.0f ?", "88 either way"),
+    ("kda.h", "block->n - c >= 4; c += 3)", "some taps are copied twice"),
+    ("attnres.h", "if (n > ATTNRESI_LANES) return", "a whole vector element by element: the same"),
+    ("attnres.h", "memset(&call, 1, sizeof call);", "what other calls use, this one does not read"),
 ]
 
 # What stands in a line of code, and what may stand there instead.
