@@ -22,6 +22,7 @@
 #include "parallel.h"
 #include "run_options.h"
 #include "sample.h"
+#include "signals.h"
 #include "stop.h"
 #include "tokens.h"
 
@@ -292,7 +293,7 @@ static void show(chat *c, uint32_t id) {
 static bool generate(chat *c, bool *ended, error *e) {
     const char *why = NULL;
     size_t n = 0;
-    while (!interrupted() && !why) {
+    while (!interrupted() && !why && !ferror(stdout)) {
         uint32_t id = sampler_next(&c->sampling, c->logits);
         bool is_end = id == c->format.end;
         if (!is_end && stop_has(&c->stops, id)) return true;
@@ -350,15 +351,13 @@ static bool take_turn(chat *c, const char *text, size_t length, error *e) {
 
 /* The ids stand beside the session: what the penalty looks at, and what the session must be at the
  * end of, a whole message. */
-static bool write_tokens(const chat *c, const char *path, error *e) {
-    output out;
+static bool write_tokens(const chat *c, output *out, error *e) {
     char text[16];
-    bool ok = output_open(&out, path, e);
-    for (size_t i = 0; ok && i < c->ids.n; i++) {
+    for (size_t i = 0; i < c->ids.n; i++) {
         int n = snprintf(text, sizeof text, "%lu\n", (unsigned long)c->ids.ids[i]);
-        ok = output_bytes(&out, text, (size_t)n, e);
+        if (!output_bytes(out, text, (size_t)n, e)) return false;
     }
-    return output_close(&out, ok, e);
+    return output_flush(out, e);
 }
 
 static bool tokens_path(char *path, size_t size, const char *name, error *e) {
@@ -366,12 +365,17 @@ static bool tokens_path(char *path, size_t size, const char *name, error *e) {
     return (n > 0 && (size_t)n < size) || error_set(e, "%.60s...: expected a shorter path", name);
 }
 
+/* What there is to fail comes before either file has its name: no session stands beside the tokens
+ * of another. */
 static bool save(chat *c, const char *name, error *e) {
     char path[4096];
+    output tokens;
     interrupts = 0;
     if (!tokens_path(path, sizeof path, name, e) || !read_on(c, true, e)) return false;
     if (c->session.n_tokens < c->ids.n) return error_set(e, "%s: interrupted", name);
-    return hybrid_session_save(&c->session, name, e) && write_tokens(c, path, e);
+    bool ok = output_open(&tokens, path, e) && write_tokens(c, &tokens, e) &&
+              hybrid_session_save(&c->session, name, e);
+    return output_close(&tokens, ok, e);
 }
 
 static bool check_saved(const chat *c, const char *name, const char *path, const token_list *ids,
@@ -538,6 +542,8 @@ int main(int argc, char **argv) {
     if (o.help) return fputs(help, stdout) < 0 || fflush(stdout) != 0;
     memset(&c, 0, sizeof c);
     c.o = &o;
+    signals_catch("chat");
+    signals_watch(&c.model.checkpoint);
     c.interactive = is_terminal();
     bool ok = open_chat(&c, &e);
     if (ok) {

@@ -21,6 +21,7 @@
 #include "run_options.h"
 #include "safetensors_write.h"
 #include "sample.h"
+#include "signals.h"
 #include "stop.h"
 #include "tokens.h"
 
@@ -344,7 +345,8 @@ static void emit_text(run *r, uint32_t id) {
         printf("<%lu>", (unsigned long)id);
 }
 
-/* A generated token, at once. False where it is the end of the text. */
+/* A generated token, at once. False where it is the end of the text, or nobody takes it: the stream
+ * remembers that. */
 static bool emit(run *r, uint32_t id) {
     r->stopped = stop_has(&r->stops, id);
     if (r->stopped) return false;
@@ -354,7 +356,7 @@ static bool emit(run *r, uint32_t id) {
         emit_text(r, id);
     fflush(stdout);
     r->generated++;
-    return true;
+    return !ferror(stdout);
 }
 
 /* Ends what was generated: a line of ids, but a text is its bytes and no more. */
@@ -496,6 +498,8 @@ int main(int argc, char **argv) {
     if (o.help) return fputs(help, stdout) < 0 || fflush(stdout) != 0;
     memset(&r, 0, sizeof r);
     r.o = &o;
+    signals_catch("generate");
+    signals_watch(&r.model.checkpoint);
     bool ok = run_all(&r, &e);
     if (!ok) fprintf(stderr, "generate: %s\n", e.text);
     release(&r);

@@ -7,6 +7,8 @@
  * Until then a file is NAME.part. What is there and no regular file (a pipe, a device) is written
  * to directly.
  *
+ * A program that ends otherwise than by output_close leaves NAME.part, but for what signals.h does.
+ *
  * Every function is static: this header is for programs of one source file.
  */
 #ifndef OUTPUT_H
@@ -15,6 +17,7 @@
 #include "error.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -24,6 +27,7 @@
 #if defined(__unix__) || defined(__APPLE__)
 #define OUTPUT_POSIX 1
 #include <sys/stat.h>
+#include <unistd.h>
 #else
 #define OUTPUT_POSIX 0
 #endif
@@ -34,11 +38,43 @@
 #define OUTPUT_API static
 #endif
 
+#define OUTPUT_PATH 4096
+
 typedef struct output {
     const char *path;
-    char part[4096];
+    char part[OUTPUT_PATH];
     FILE *file;
 } output;
+
+/* Parts that are being written, for output_abandon, which may run at any moment: of one beyond
+ * these it does not know. */
+#define OUTPUT_PARTS 4
+static struct outputi_part {
+    volatile sig_atomic_t used;
+    char path[OUTPUT_PATH];
+} outputi_parts[OUTPUT_PARTS];
+
+/* Removes all parts. For a signal handler: what it calls, POSIX allows there. */
+OUTPUT_API void output_abandon(void) {
+#if OUTPUT_POSIX
+    for (size_t i = 0; i < OUTPUT_PARTS; i++)
+        if (outputi_parts[i].used) (void)unlink(outputi_parts[i].path);
+#endif
+}
+
+static void outputi_remember(const char *part) {
+    for (size_t i = 0; i < OUTPUT_PARTS; i++)
+        if (!outputi_parts[i].used) {
+            strcpy(outputi_parts[i].path, part);
+            outputi_parts[i].used = 1;
+            return;
+        }
+}
+
+static void outputi_forget(const char *part) {
+    for (size_t i = 0; i < OUTPUT_PARTS; i++)
+        if (strcmp(outputi_parts[i].path, part) == 0) outputi_parts[i].used = 0;
+}
 
 static bool outputi_is_special(const char *path) {
 #if OUTPUT_POSIX
@@ -58,8 +94,18 @@ OUTPUT_API bool output_open(output *out, const char *path, error *e) {
     int n = snprintf(out->part, sizeof out->part, "%s%s", path, suffix);
     if (n < 0 || (size_t)n >= sizeof out->part)
         return error_set(e, "%.60s...: expected a shorter path", path);
+    if (*suffix) outputi_remember(out->part); /* before: a signal may come as soon as it is there */
     out->file = fopen(out->part, "wb");
-    return out->file || error_set(e, "%s: cannot write: %s", out->part, strerror(errno));
+    if (out->file) return true;
+    error_set(e, "%s: cannot write: %s", out->part, strerror(errno));
+    outputi_forget(out->part);
+    return false;
+}
+
+/* What was written so far is with the system, which has room for it. */
+OUTPUT_API bool output_flush(output *out, error *e) {
+    return fflush(out->file) == 0 ||
+           error_set(e, "%s: cannot write: %s", out->part, strerror(errno));
 }
 
 OUTPUT_API bool output_bytes(output *out, const void *bytes, size_t n, error *e) {
@@ -92,6 +138,7 @@ OUTPUT_API bool output_close(output *out, bool ok, error *e) {
     if (ok && !whole && rename(out->part, out->path) != 0)
         ok = error_set(e, "%s: cannot rename %s: %s", out->path, out->part, strerror(errno));
     if (!ok && !whole) remove(out->part);
+    outputi_forget(out->part);
     return ok;
 }
 

@@ -14,6 +14,7 @@
 #include "evaluate.h"
 
 #include "arguments.h"
+#include "signals.h"
 #include "tokens.h"
 
 #include <math.h>
@@ -195,6 +196,8 @@ int main(int argc, char **argv) {
     if (o.help) return fputs(help, stdout) < 0 || fflush(stdout) != 0;
     memset(&s, 0, sizeof s);
     s.o = &o;
+    signals_catch("perplexity");
+    signals_watch(&s.model.model.checkpoint);
     bool ok = run_all(&s, &e);
     if (!ok) fprintf(stderr, "perplexity: %s\n", e.text);
     evaluator_close(&s.model);

@@ -23,6 +23,7 @@
 #include "arguments.h"
 #include "output.h"
 #include "safetensors_write.h"
+#include "signals.h"
 
 #include <time.h>
 
@@ -359,9 +360,21 @@ static bool write_shape(const st_tensor *t, st_writer *w, error *e) {
     return st_writer_bytes(w, bytes, sizeof bytes, e);
 }
 
+/* Copied first: were the system to read a mapping that cannot be read, the error would be that of the
+ * file that is written. */
+static bool write_same(const st_tensor *t, st_writer *w, error *e) {
+    unsigned char bytes[16384];
+    for (size_t first = 0, n; first < t->bytes; first += n) {
+        n = t->bytes - first < sizeof bytes ? t->bytes - first : sizeof bytes;
+        memcpy(bytes, t->data + first, n);
+        if (!st_writer_bytes(w, bytes, n, e)) return false;
+    }
+    return true;
+}
+
 static bool write_tensor(run *r, const st_tensor *t, st_writer *w, error *e) {
     const quantize_format *f = &r->o->format;
-    if (!quantize_is_chosen(t->name)) return st_writer_bytes(w, t->data, t->bytes, e);
+    if (!quantize_is_chosen(t->name)) return write_same(t, w, e);
     size_t rows = t->dims[0], groups = quantize_groups(f, t->dims[1]);
     if (!quantise_matrix(r, t, w, e) ||
         !st_writer_bytes(w, r->scales, rows * groups * quantize_scale_bytes(f), e))
@@ -617,6 +630,8 @@ int main(int argc, char **argv) {
     if (o.help) return fputs(help, stdout) < 0 || fflush(stdout) != 0;
     memset(&r, 0, sizeof r);
     r.o = &o;
+    signals_catch("quantize");
+    signals_watch(&r.model);
     bool ok = run_all(&r, &e);
     if (!ok) fprintf(stderr, "quantize: %s\n", e.text);
     close_all(&r);

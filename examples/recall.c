@@ -21,6 +21,7 @@
 
 #include "arguments.h"
 #include "random.h"
+#include "signals.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -150,6 +151,8 @@ static bool accuracy(evaluator *m, const options *o, size_t pairs, float *logits
 static bool run_model(const options *o, const char *directory, const size_t *counts,
                       size_t n_counts, result *found, error *e) {
     evaluator m;
+    memset(&m, 0, sizeof m);
+    signals_watch(&m.model.checkpoint);
     if (!evaluator_open(&m, directory, MOST_TOKENS, o->threads, e)) return false;
     size_t vocab = m.model.config.vocab_size;
     float *logits = (float *)malloc(2 * N_KEYS * VOCABULARY * sizeof *logits);
@@ -164,6 +167,7 @@ static bool run_model(const options *o, const char *directory, const size_t *cou
         found->sizes[i] = hybrid_memory_sizes(&m.model, 4 * counts[i] + 1, LINEAR_F32);
     }
     free(logits);
+    signals_watch(NULL);
     evaluator_close(&m);
     return ok;
 }
@@ -222,6 +226,7 @@ int main(int argc, char **argv) {
     const size_t *counts = o.pairs ? &o.pairs : all_counts;
     size_t n_counts = o.pairs ? 1 : N_COUNTS;
     bool ok = true;
+    signals_catch("recall");
     for (size_t m = 0; m < o.n_models && ok; m++)
         ok = run_model(&o, o.models[m], counts, n_counts, &found[m], &e);
     if (ok) {

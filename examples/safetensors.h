@@ -39,8 +39,9 @@
  *   reads are sequential, but several times slower when it is told that they are random, which of
  *   a model's experts they are only from matrix to matrix. st_prefault and st_lock are for a
  *   program that would rather wait at its start. Names, tensors and data live until st_close, and a
- *   checkpoint may be moved by assignment. Nothing may shorten a file while it is mapped. Nothing
- *   changes after opening, so any number of threads may read.
+ *   checkpoint may be moved by assignment. Nothing changes after opening, so any number of threads
+ *   may read. Where a file was shortened while it is mapped, or its disk fails, a read ends in
+ *   SIGBUS: st_file_at tells a program's handler which file it was.
  *
  * ERRORS
  *   One sentence in `error` that names the file and the tensor.
@@ -131,6 +132,10 @@ ST_API void st_prefault(const st_checkpoint *c);
  * uses. An error where it does not allow that much, with the limit it names; some files may then be
  * locked, which does no harm. */
 ST_API bool st_lock(const st_checkpoint *c, error *e);
+
+/* Which file holds this address, and at which byte; NULL if none does. For a signal handler: it reads
+ * the checkpoint, which may be one that is being opened, and calls nothing. */
+ST_API const char *st_file_at(const st_checkpoint *c, const void *address, size_t *offset);
 
 /* The tensor with exactly this name, or NULL. Does not depend on how many there are. */
 ST_API const st_tensor *st_find(const st_checkpoint *c, const char *name);
@@ -710,6 +715,17 @@ ST_API bool st_lock(const st_checkpoint *c, error *e) {
     for (size_t i = 0; i < c->n_files; i++)
         if (!sti_lock(&c->files[i], e)) return false;
     return true;
+}
+
+ST_API const char *st_file_at(const st_checkpoint *c, const void *address, size_t *offset) {
+    for (size_t i = 0; i < c->n_files; i++) {
+        const sti_file *file = &c->files[i];
+        uintptr_t first = (uintptr_t)file->bytes, at = (uintptr_t)address;
+        if (!file->bytes || at < first || at - first >= file->size) continue;
+        *offset = (size_t)(at - first);
+        return file->path;
+    }
+    return NULL;
 }
 
 ST_API const st_tensor *st_find(const st_checkpoint *c, const char *name) {
