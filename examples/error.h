@@ -32,6 +32,10 @@ error_set(error *e, const char *format, ...) {
     return false;
 }
 
+#ifdef __clang_analyzer__ /* it does not look into functions of variable arguments */
+#define error_set(...) ((void)error_set(__VA_ARGS__), false)
+#endif
+
 /* What a message says is at text[at], where something else was expected. Returns `found`. */
 #define ERROR_FOUND 32
 static inline const char *error_found(const char *text, size_t length, size_t at, char *found) {

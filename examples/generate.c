@@ -207,7 +207,7 @@ static double seconds(void) {
 
 static bool allocate(run *r, void **memory, size_t a, size_t b, size_t size, error *e) {
     size_t most = SIZE_MAX / 2 / size;
-    *memory = b == 0 || a <= most / b ? malloc(a * b * size) : NULL;
+    *memory = b > 0 && a <= most / b ? malloc(a * b * size) : NULL;
     if (!*memory) return error_set(e, "no memory for %zu times %zu numbers", a, b);
     r->other_bytes += a * b * size;
     return true;
@@ -378,6 +378,7 @@ static bool generate_single(run *r, error *e) {
         if (i + 1 < r->o->generate && !hybrid_forward(&r->work, &r->session, &id, 1, &want, e))
             return false;
     }
+    /* release frees the logits. NOLINTNEXTLINE(clang-analyzer-unix.Malloc) */
     return true;
 }
 

@@ -782,6 +782,7 @@ static bool hybridi_fill(hybridi_block *b) {
         if (b->verify && n < left) n = 0; /* a draft goes in whole: its session stays behind it */
         if (n > 0) {
             hybrid_part part = {item, b->first, n, b->n};
+            /* An open workspace has them. NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
             b->work->scratch.parts[b->n_parts++] = part;
             b->n += n;
         }

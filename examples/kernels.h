@@ -500,6 +500,7 @@ KERNELS_INLINE float32x4_t kernels_read_bytes_neon(unsigned char flip, const uns
 
 static const kernels *kernels_of(kda_isa isa) {
     if (isa == KDA_ISA_AUTO || !kda_isa_is_available(isa)) isa = kda_isa_best();
+    (void)isa; /* with none but plain C */
 #if KERNELS_HAVE_AVX512
     if (isa == KDA_ISA_AVX512) return &kernels_set_of_avx512;
 #endif

@@ -206,7 +206,7 @@ LINEAR_API float linear_from_f16(uint16_t bits) {
 /* 2^(exponent - 127), subnormal for 0, NaN for 255: those two have a bit of the fraction set. From
  * a table, since a vector of elements needs one each few instructions. */
 static float lineari_e8m0(unsigned exponent) {
-#define LINEARI_1(n) (uint32_t)(n) << 23 | (uint32_t)((n) == 0 || (n) == 255) << 22
+#define LINEARI_1(n) ((uint32_t)(n) << 23 | (uint32_t)((n) == 0 || (n) == 255) << 22)
 #define LINEARI_4(n) LINEARI_1(n), LINEARI_1((n) + 1), LINEARI_1((n) + 2), LINEARI_1((n) + 3)
 #define LINEARI_16(n) LINEARI_4(n), LINEARI_4((n) + 4), LINEARI_4((n) + 8), LINEARI_4((n) + 12)
 #define LINEARI_64(n)                                                                              \
@@ -260,7 +260,7 @@ LINEAR_API uint16_t linear_to_f16(float x) {
 LINEAR_API size_t linear_row_bytes(linear_type type, size_t cols) {
     switch (type) {
     case LINEAR_F32: return cols * 4;
-    case LINEAR_F16: return cols * 2;
+    case LINEAR_F16:
     case LINEAR_BF16: return cols * 2;
     case LINEAR_MXFP4: return cols / 2;
     case LINEAR_INT8: return cols;
@@ -319,6 +319,7 @@ static bool lineari_is_in_blocks(const linear *w) {
 static void lineari_expand_each(const linear *w, size_t row, size_t col, size_t n, float *out) {
     kernels_matrix part = lineari_part(w, row, 0);
     for (size_t i = 0; i < n; i++) {
+        /* Only plain types have no groups. NOLINTNEXTLINE(clang-analyzer-core.DivideZero) */
         size_t at = col + i, group = at / part.group;
         float code = w->type == LINEAR_UINT4
                          ? (float)part.table[(unsigned)part.data[at / 2] >> 4 * (at % 2) & 15u]

@@ -119,7 +119,8 @@ static void run_kda(const tape *t, gating gates, outputs out) {
     desc.gate = KDA_GATE_LOG_DECAY, desc.beta = KDA_BETA_VALUE;
     memset(state, 0, sizeof state);
     seq.n_tokens = t->n, seq.state = state;
-    args.q = args.k = kda_in_f32(t->keys[0], DIM, DIM);
+    args.q = kda_in_f32(t->keys[0], DIM, DIM);
+    args.k = args.q;
     args.v = kda_in_f32(t->values[0], DIM, DIM);
     args.g = kda_in_f32(log_decays[0], DIM, DIM);
     args.beta = kda_in_f32(t->beta, 1, 1);

@@ -150,7 +150,7 @@ PLAN_API double plan_available_memory(void) {
     char line[200];
     FILE *file = fopen("/proc/meminfo", "r"); /* Linux */
     while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "MemAvailable: %lf kB", &kilobytes) == 1) break;
+        if (sscanf(line, "MemAvailable: %lf kB", &kilobytes) == 1) break; /* NOLINT(cert-err34-c) */
     if (file) fclose(file);
     if (kilobytes > 0) return kilobytes * 1024;
 #if PARALLEL_POSIX && defined(_SC_PHYS_PAGES)

@@ -164,14 +164,14 @@ typedef struct quantizei_choice {
         size_t left = g->n - first, count = left < QUANTIZEI_SPAN ? left : QUANTIZEI_SPAN, i = 0;  \
         for (; i + QUANTIZEI_LANES <= count; i += QUANTIZEI_LANES)                                 \
             for (size_t l = 0; l < QUANTIZEI_LANES; l++) {                                         \
-                float x = g->w[first + i + l] / scale, q = q_of_x;                                 \
+                float x = g->w[first + i + l] / scale, q = (q_of_x);                               \
                 lanes[l] += (a) * (b);                                                             \
             }                                                                                      \
         for (; i < count; i++) {                                                                   \
-            float x = g->w[first + i] / scale, q = q_of_x;                                         \
+            float x = g->w[first + i] / scale, q = (q_of_x);                                       \
             lanes[i % QUANTIZEI_LANES] += (a) * (b);                                               \
         }                                                                                          \
-        for (size_t l = 0; l < QUANTIZEI_LANES; l++) total += (double)lanes[l];                    \
+        for (size_t l = 0; l < QUANTIZEI_LANES; l++) (total) += (double)lanes[l];                  \
     }
 
 /* The sum of squared errors in units of scale^2. */

@@ -112,7 +112,7 @@ typedef struct quantizei_text {
 } quantizei_text;
 
 static void quantizei_add(quantizei_text *t, const char *bytes, size_t n) {
-    if (t->room - t->length < n + 1) {
+    if (n >= t->room - t->length) {
         size_t room = 2 * t->room + n + 4096;
         char *larger = t->failed ? NULL : (char *)realloc(t->bytes, room);
         t->failed = !larger;

@@ -99,14 +99,13 @@ ST_API bool st_writer_add(st_writer *w, const char *name, st_dtype dtype, const 
     if (w->started) return error_set(e, "%s: tensor %.200s: added late", w->out.path, name);
     if (!sti_writer_reserve(w, most, e)) return false;
     for (size_t i = 0; i < n_dims; i++) bytes *= dims[i];
+    unsigned long long begin = w->declared, end = begin + bytes; /* the type that printf knows */
     w->header[w->length++] = ',';
     w->length += st_quote(name, w->header + w->length);
     w->length += (size_t)snprintf(w->header + w->length, w->room - w->length,
                                   ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%llu,%llu]}",
-                                  st_dtype_name(dtype), st_shape(dims, n_dims, shape),
-                                  (unsigned long long)w->declared,
-                                  (unsigned long long)(w->declared + bytes));
-    w->declared += bytes;
+                                  st_dtype_name(dtype), st_shape(dims, n_dims, shape), begin, end);
+    w->declared = end;
     return true;
 }
 

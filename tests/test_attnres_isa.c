@@ -614,7 +614,19 @@ static void many_host_threads_at_once(void) {
     problem_free(&p);
 }
 
+static void find_best(void *context, size_t index) {
+    ((attnres_isa *)context)[index] = attnres_isa_best();
+}
+
+/* The first calls of the process find out at the same time which set is the best. */
+static void first_calls_at_once(void) {
+    attnres_isa found[8];
+    real_threads(NULL, 8, find_best, found);
+    for (size_t i = 0; i < 8; i++) CHECK(found[i] == attnres_isa_best());
+}
+
 int main(void) {
+    TEST(first_calls_at_once); /* first */
     TEST(avx2_equals_scalar);
     TEST(avx512_equals_scalar);
     TEST(neon_equals_scalar);

@@ -184,7 +184,8 @@ static void signals_leave_what_was_saved(void) {
     check_signal(SIGTERM, true);
     check_signal(SIGHUP, true);
     check_signal(SIGKILL, false); /* nobody can */
-    outcome o = run_ok(TINY " --prompt abc --logits WORK/logits"); /* a part in the way is no harm */
+    /* A part in the way is no harm. */
+    outcome o = run_ok(TINY " --prompt abc --logits WORK/logits");
     CHECK(!exists("logits.part"));
     free(read_floats("logits", 3 * 256));
     outcome_free(&o);
