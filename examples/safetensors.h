@@ -634,13 +634,10 @@ static bool sti_open_shard(st_checkpoint *c, const char *directory, const char *
     return ok;
 }
 
-static bool sti_open_index(st_checkpoint *c, const char *directory, const char *index, error *e) {
-    char *text;
-    size_t length;
-    if (!json_read_file(index, STI_INDEX_LIMIT, &text, &length, e)) return false;
-    bool parsed = json_parse(&c->document, index, text, length, e);
-    free(text);
-    if (!parsed) return false;
+/* The shards that the text of an index lists. */
+static bool sti_open_shards(st_checkpoint *c, const char *directory, const char *index,
+                            const char *text, size_t length, error *e) {
+    if (!json_parse(&c->document, index, text, length, e)) return false;
     c->names = json_member(json_root(&c->document), "weight_map");
     c->metadata = SIZE_MAX;
     if (json_kind_of(c->names) != JSON_OBJECT)
@@ -650,6 +647,15 @@ static bool sti_open_index(st_checkpoint *c, const char *directory, const char *
     for (size_t i = 0; i < c->count; i++)
         if (!c->tensors[i].file && !sti_open_shard(c, directory, index, i, e)) return false;
     return true;
+}
+
+static bool sti_open_index(st_checkpoint *c, const char *directory, const char *index, error *e) {
+    char *text;
+    size_t length;
+    if (!json_read_file(index, STI_INDEX_LIMIT, &text, &length, e)) return false;
+    bool ok = sti_open_shards(c, directory, index, text, length, e);
+    free(text);
+    return ok;
 }
 
 /* Leaves an empty checkpoint if it could not be opened. */

@@ -476,6 +476,29 @@ static bool tokenizeri_read_names(const tokenizer *t, const char *path, const js
     return true;
 }
 
+/* `text` is that of tokenizer_config.json; null: there is none. */
+static bool tokenizeri_read_specials(tokenizeri_reader *r, const char *path, const char *text,
+                                     size_t length) {
+    tokenizeri_name names[TOKENIZER_SPECIALS];
+    json config;
+    memset(names, 0, sizeof names);
+    if (!text) {
+        for (size_t i = 0; i < sizeof tokenizeri_known / sizeof *tokenizeri_known; i++)
+            names[tokenizeri_known[i].place] = tokenizeri_known[i].name;
+        return tokenizeri_add_specials(r, r->path, names);
+    }
+    if (!json_parse(&config, path, text, length, r->e)) return false;
+    const json_value *added = json_member(json_root(&config), "added_tokens_decoder");
+    bool ok = tokenizeri_read_names(r->t, path, added, names, r->e) &&
+              tokenizeri_add_specials(r, path, names);
+    json_free(&config);
+    return ok;
+}
+
+/* ---- Opening ---- */
+
+static unsigned tokenizeri_kind_of(uint32_t code); /* below, with what it is for */
+
 static bool tokenizeri_is_there(const char *path) {
     errno = 0;
     FILE *file = fopen(path, "rb");
@@ -489,52 +512,46 @@ static bool tokenizeri_path(char *path, const char *directory, const char *name,
            error_set(e, "%.60s...: expected a shorter path", directory);
 }
 
-static bool tokenizeri_read_specials(tokenizeri_reader *r, const char *directory) {
-    tokenizeri_name names[TOKENIZER_SPECIALS];
-    char path[TOKENIZERI_PATH], *text;
-    size_t length;
-    json config;
-    memset(names, 0, sizeof names);
-    if (!tokenizeri_path(path, directory, "tokenizer_config.json", r->e)) return false;
-    if (!tokenizeri_is_there(path)) {
-        for (size_t i = 0; i < sizeof tokenizeri_known / sizeof *tokenizeri_known; i++)
-            names[tokenizeri_known[i].place] = tokenizeri_known[i].name;
-        return tokenizeri_add_specials(r, r->path, names);
-    }
-    if (!json_read_file(path, TOKENIZERI_FILE_LIMIT, &text, &length, r->e)) return false;
-    bool ok = json_parse(&config, path, text, length, r->e);
-    free(text);
-    if (!ok) return false;
-    const json_value *added = json_member(json_root(&config), "added_tokens_decoder");
-    ok = tokenizeri_read_names(r->t, path, added, names, r->e) &&
-         tokenizeri_add_specials(r, path, names);
-    json_free(&config);
-    return ok;
-}
-
-/* ---- Opening ---- */
-
-static unsigned tokenizeri_kind_of(uint32_t code); /* below, with what it is for */
-
 TOKENIZER_API bool tokenizer_is_in(const char *directory) {
     char path[TOKENIZERI_PATH];
     error e;
     return tokenizeri_path(path, directory, "tiktoken.model", &e) && tokenizeri_is_there(path);
 }
 
-TOKENIZER_API bool tokenizer_open(tokenizer *t, const char *directory, error *e) {
-    char path[TOKENIZERI_PATH], *text;
+/* A text and what messages call it. */
+typedef struct tokenizeri_file {
+    char path[TOKENIZERI_PATH];
+    char *text; /* null: there is no such file */
+    size_t length;
+} tokenizeri_file;
+
+static bool tokenizeri_read_file(tokenizeri_file *file, error *e) {
+    return json_read_file(file->path, TOKENIZERI_FILE_LIMIT, &file->text, &file->length, e);
+}
+
+/* From the texts of tiktoken.model and of tokenizer_config.json. */
+static bool tokenizeri_open(tokenizer *t, const tokenizeri_file *model,
+                            const tokenizeri_file *config, error *e) {
     tokenizeri_reader r;
     memset(t, 0, sizeof *t);
     memset(&r, 0, sizeof r);
-    if (!tokenizeri_path(path, directory, "tiktoken.model", e) ||
-        !json_read_file(path, TOKENIZERI_FILE_LIMIT, &text, &r.length, e))
-        return false;
-    r.t = t, r.path = path, r.text = text, r.e = e;
-    bool ok = tokenizeri_read_model(&r) && tokenizeri_read_specials(&r, directory);
-    free(text);
+    r.t = t, r.path = model->path, r.text = model->text, r.length = model->length, r.e = e;
+    bool ok = tokenizeri_read_model(&r) &&
+              tokenizeri_read_specials(&r, config->path, config->text, config->length);
     for (uint32_t c = 0; c < 128; c++) t->ascii_kinds[c] = (unsigned char)tokenizeri_kind_of(c);
     if (!ok) tokenizer_close(t);
+    return ok;
+}
+
+TOKENIZER_API bool tokenizer_open(tokenizer *t, const char *directory, error *e) {
+    tokenizeri_file model = {"", NULL, 0}, config = {"", NULL, 0};
+    memset(t, 0, sizeof *t);
+    bool ok = tokenizeri_path(model.path, directory, "tiktoken.model", e) &&
+              tokenizeri_path(config.path, directory, "tokenizer_config.json", e) &&
+              tokenizeri_read_file(&model, e) &&
+              (!tokenizeri_is_there(config.path) || tokenizeri_read_file(&config, e)) &&
+              tokenizeri_open(t, &model, &config, e);
+    free(model.text), free(config.text);
     return ok;
 }
 

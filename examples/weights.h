@@ -542,18 +542,14 @@ static bool hybridi_bind_all(hybrid_model *m, hybridi_binder *b) {
     return true;
 }
 
-HYBRID_API bool hybrid_open(hybrid_model *model, const char *directory, error *e) {
-    quantization quantized;
-    memset(model, 0, sizeof *model);
-    if (!hybridi_read_config_file(&model->config, &quantized, directory, e)) return false;
-    if (!st_open(&model->checkpoint, directory, e)) {
-        quantization_free(&quantized);
-        return false;
-    }
+/* The rest of hybrid_open, with configuration and checkpoint in the model; `directory` names these
+ * in messages. */
+static bool hybridi_bind(hybrid_model *model, const quantization *quantized, const char *directory,
+                         error *e) {
     hybridi_binder b;
     memset(&b, 0, sizeof b);
     b.config = &model->config;
-    b.quantized = &quantized;
+    b.quantized = quantized;
     b.checkpoint = &model->checkpoint;
     b.directory = directory;
     b.e = e;
@@ -563,8 +559,17 @@ HYBRID_API bool hybrid_open(hybrid_model *model, const char *directory, error *e
                    : "";
     bool ok = hybridi_bind_all(model, &b);
     free(b.fold);
-    quantization_free(&quantized);
     if (!ok) hybrid_close(model);
+    return ok;
+}
+
+HYBRID_API bool hybrid_open(hybrid_model *model, const char *directory, error *e) {
+    quantization quantized;
+    memset(model, 0, sizeof *model);
+    if (!hybridi_read_config_file(&model->config, &quantized, directory, e)) return false;
+    bool ok = st_open(&model->checkpoint, directory, e) &&
+              hybridi_bind(model, &quantized, directory, e);
+    quantization_free(&quantized);
     return ok;
 }
 
