@@ -1,6 +1,7 @@
 # make          builds the programs into build/
 # make demo     runs the main job on a checkpoint that the repository carries
 # make test     builds and runs every test
+# make fuzz     looks for inputs that break a promise, with clang's libFuzzer
 #
 # CC, CXX, CFLAGS, LDLIBS and BUILD can be given: make CC=clang CFLAGS='-O3' BUILD=build/clang test
 
@@ -26,7 +27,7 @@ CXX_FLAGS := -std=c++17 -D_POSIX_C_SOURCE=200809L $(WARNINGS) $(CFLAGS)
 MAKE_CHECKPOINT := $(BUILD)/make_checkpoint
 TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
 
-.PHONY: all help demo test mutants coverage engine bench bench-quick ratio clean
+.PHONY: all help demo test mutants coverage fuzz fuzz-replay engine bench bench-quick ratio clean
 
 all: $(PROGRAMS)  ## build the programs (default)
 
@@ -53,6 +54,19 @@ coverage:  ## lines and branches of the headers and programs that the tests reac
 		CFLAGS='-O1 --coverage -fprofile-update=atomic $(ABSENT)' || true
 	@python3 tests/coverage.py $(BUILD)/coverage
 
+FUZZ       := $(filter-out replay,$(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/*.c)))
+FUZZ_FLAGS ?= -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
+# Programs compile the kernels that the processor can run, and where these are not the matter, none.
+FUZZ_PLAIN  = -DKDA_NO_SIMD -DATTNRES_NO_SIMD
+$(BUILD)/fuzz/operator $(BUILD)/fuzz/attnres $(BUILD)/fuzz-replay/operator $(BUILD)/fuzz-replay/attnres: \
+    FUZZ_PLAIN = $(ABSENT)
+
+fuzz: $(FUZZ:%=$(BUILD)/fuzz/%)  ## look for inputs that break a promise, FUZZ_SECONDS (60) a target
+	@BUILD=$(BUILD) sh tests/fuzz/run.sh $^
+
+fuzz-replay: $(FUZZ:%=$(BUILD)/fuzz-replay/%)  ## the inputs that the repository keeps, with any compiler
+	@BUILD=$(BUILD) sh tests/run.sh $^
+
 engine: $(BUILD)/engine  ## build and run the C++ serving example
 	$(BUILD)/engine
 
@@ -78,6 +92,14 @@ $(BUILD)/tests/test_header: ABSENT :=
 $(BUILD)/tests/%: tests/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
 	$(CC) $(C_FLAGS) $(ABSENT) $(filter %.c,$^) -o $@ $(LDLIBS)
+
+$(BUILD)/fuzz/%: tests/fuzz/%.c tests/fuzz/fuzz.h $(HEADERS) Makefile
+	@mkdir -p $(@D)
+	clang $(C_FLAGS) $(FUZZ_FLAGS) $(FUZZ_PLAIN) $< -o $@ -lm -pthread
+
+$(BUILD)/fuzz-replay/%: tests/fuzz/%.c tests/fuzz/replay.c tests/fuzz/fuzz.h $(HEADERS) Makefile
+	@mkdir -p $(@D)
+	$(CC) $(C_FLAGS) $(FUZZ_PLAIN) $< tests/fuzz/replay.c -o $@ -lm -pthread
 
 $(MAKE_CHECKPOINT): tests/make_checkpoint.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
