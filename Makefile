@@ -48,7 +48,7 @@ mutants:  ## do the tests see faults? copies of the headers with one fault each:
 	python3 -B tests/mutants.py
 
 # Counts of several threads and of several runs of a program add up. -O1: lines keep their places.
-coverage:  ## lines and branches of the headers and programs that the tests reach, within 15 minutes
+coverage:  ## lines and branches of the headers and programs that the tests reach
 	@find $(BUILD)/coverage -name '*.gcda' -delete 2>/dev/null; true
 	$(MAKE) -s test BUILD=$(BUILD)/coverage \
 		CFLAGS='-O1 --coverage -fprofile-update=atomic $(ABSENT)' || true

@@ -252,7 +252,6 @@ static void full_standard_output(void) {
         {"generate", TINY " --plan"},
         {"perplexity", TEXT " LICENSE --to 64"},
         {"tokenize", "tests/golden/tokenizer LICENSE"},
-        {"memory", ""},
     };
     char command[1000], full[] = "standard output: cannot write: ";
     FILE *device = fopen("/dev/full", "wb");
