@@ -55,14 +55,16 @@ coverage:  ## lines and branches of the headers and programs that the tests reac
 	@python3 tests/coverage.py $(BUILD)/coverage
 
 FUZZ       := $(filter-out replay,$(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/*.c)))
-FUZZ_FLAGS ?= -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
+FUZZ_FLAGS ?= -O1 -gline-tables-only -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
 # Programs compile the kernels that the processor can run, and where these are not the matter, none.
 FUZZ_PLAIN  = -DKDA_NO_SIMD -DATTNRES_NO_SIMD
 $(BUILD)/fuzz/operator $(BUILD)/fuzz/attnres $(BUILD)/fuzz-replay/operator $(BUILD)/fuzz-replay/attnres: \
     FUZZ_PLAIN = $(ABSENT)
+# The driver under all these checks takes clang minutes to optimise.
+$(BUILD)/fuzz/model $(BUILD)/fuzz/session: FUZZ_PLAIN += -O0
 
 fuzz: $(FUZZ:%=$(BUILD)/fuzz/%)  ## look for inputs that break a promise, FUZZ_SECONDS (60) a target
-	@BUILD=$(BUILD) sh tests/fuzz/run.sh $^
+	@BUILD=$(BUILD) FUZZ_SECONDS=$(or $(FUZZ_SECONDS),60) sh tests/fuzz/run.sh $^
 
 fuzz-replay: $(FUZZ:%=$(BUILD)/fuzz-replay/%)  ## the inputs that the repository keeps, with any compiler
 	@BUILD=$(BUILD) sh tests/run.sh $^

@@ -4,7 +4,7 @@
 # leak-*, timeout-*, oom-*), new inputs and logs stay beside the program. The last line counts the
 # targets; the exit status is 0 only if none found anything.
 export FUZZ_SECONDS="${FUZZ_SECONDS:-60}"
-# A kernel's mistake need not crash: what asks for more than a small file can need is one, too.
+# No input may take 10 seconds or a gibibyte.
 printf '%s\n' "$@" | xargs -P "${FUZZ_JOBS:-$(getconf _NPROCESSORS_ONLN)}" -I{} sh -c '
     program={} name=$(basename {})
     mkdir -p "$program-corpus"
