@@ -154,7 +154,7 @@ static call take_call(fuzz_input *in) {
     c.p.desc = take_desc(in, c.tame);
     c.n_seqs = take_below(in, MOST_SEQS + 1);
     c.p.state_count = c.p.desc.n_heads * c.p.desc.dim_v * c.p.desc.dim_k;
-    size_t room = ((size_t)1 << 18) / c.p.state_count; /* what float64 can do in some 10 ms */
+    size_t room = ((size_t)1 << 14) / c.p.state_count; /* so that a call takes some 10 ms */
     size_t most = room < 3 ? 3 : room < MOST_TOKENS ? room : MOST_TOKENS;
     for (size_t i = 0; i < c.n_seqs; i++) c.p.tokens += c.lengths[i] = take_below(in, most + 1);
     take_weights(in, &c);
@@ -403,8 +403,10 @@ static void fuzz_one(const uint8_t *bytes, size_t size) {
     solution near = solve(&c);
     for (int isa = KDA_ISA_SCALAR; isa <= KDA_ISA_NEON; isa++) {
         if (!kda_isa_is_available((kda_isa)isa)) continue;
-        run_batch(&c, KDA_RECURRENT, (kda_isa)isa);
-        check_same(&c, &want);
+        if (isa != KDA_ISA_SCALAR) {
+            run_batch(&c, KDA_RECURRENT, (kda_isa)isa);
+            check_same(&c, &want);
+        }
         run_batch(&c, KDA_CHUNKED, (kda_isa)isa);
         check_gaps(&c);
         results chunked = results_of(&c);
