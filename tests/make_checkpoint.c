@@ -97,6 +97,7 @@ typedef struct text {
 } text;
 
 static bool append_bytes(text *t, const char *bytes, size_t n, error *e) {
+    if (n == 0) return true; /* to a text that is not there yet, from one that is none */
     if (n > t->room - t->n) {
         size_t room = 2 * t->room + n + 4096;
         char *grown = (char *)realloc(t->bytes, room);
