@@ -83,7 +83,7 @@ bench-quick: $(BENCHES)  ## the same with fewer repetitions, within 50 seconds
 ratio: $(BUILD)/decode_ratio  ## full attention against the hybrid by context, within 50 seconds
 	$< --quick --roofline --csv $<.csv --svg $<.svg
 
-# Kernels that an x86 processor cannot run are left out of tests, which halves their compilation.
+# Kernels that an x86 processor cannot run are left out of tests: they take long to compile.
 # Programs, and test_header, have all of them.
 ABSENT := $(shell grep -sqw sse2 /proc/cpuinfo && ! grep -qw avx512f /proc/cpuinfo && \
     echo -DKDA_NO_AVX512 -DATTNRES_NO_AVX512)
