@@ -21,11 +21,16 @@ WARNINGS := -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wdouble-promotion -W
 C_FLAGS  := -std=c11 -D_POSIX_C_SOURCE=200809L $(WARNINGS) -Wstrict-prototypes $(CFLAGS)
 
 HEADERS  := $(wildcard *.h examples/*.h tests/*.h bench/*.h)
-PROGRAMS := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
+PROGRAMS := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out examples/driver.c,$(wildcard examples/*.c)))
 CXX_FLAGS := -std=c++17 -D_POSIX_C_SOURCE=200809L $(WARNINGS) $(CFLAGS)
 # Writes checkpoints for tests and measurements.
 MAKE_CHECKPOINT := $(BUILD)/make_checkpoint
 TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
+# What takes longest to compile is compiled once, for those that use the driver as it is. The others
+# have all they need in their one source file.
+DRIVER   := $(BUILD)/driver.o
+LINKED   := $(addprefix $(BUILD)/,chat generate perplexity quantize recall tokenize model decode_ratio) \
+    $(MAKE_CHECKPOINT) $(addprefix $(BUILD)/tests/test_,hybrid linear mla sessions stack)
 
 .PHONY: all help demo test mutants coverage fuzz fuzz-replay engine bench bench-quick ratio clean
 
@@ -88,12 +93,18 @@ ratio: $(BUILD)/decode_ratio  ## full attention against the hybrid by context, w
 ABSENT := $(shell grep -sqw sse2 /proc/cpuinfo && ! grep -qw avx512f /proc/cpuinfo && \
     echo -DKDA_NO_AVX512 -DATTNRES_NO_AVX512)
 
+$(DRIVER): examples/driver.c $(HEADERS) Makefile
+	@mkdir -p $(@D)
+	$(CC) $(C_FLAGS) -c $< -o $@
+
+$(LINKED): $(DRIVER)
+
 # Each test is a program of one file, but for the one that is about several.
 $(BUILD)/tests/test_header: tests/header_second.c tests/header_static.c
 $(BUILD)/tests/test_header: ABSENT :=
 $(BUILD)/tests/%: tests/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
-	$(CC) $(C_FLAGS) $(ABSENT) $(filter %.c,$^) -o $@ $(LDLIBS)
+	$(CC) $(C_FLAGS) $(ABSENT) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
 
 $(BUILD)/fuzz/%: tests/fuzz/%.c tests/fuzz/fuzz.h $(HEADERS) Makefile
 	@mkdir -p $(@D)
@@ -105,15 +116,15 @@ $(BUILD)/fuzz-replay/%: tests/fuzz/%.c tests/fuzz/replay.c tests/fuzz/fuzz.h $(H
 
 $(MAKE_CHECKPOINT): tests/make_checkpoint.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
-	$(CC) $(C_FLAGS) $< -o $@ -lm
+	$(CC) $(C_FLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
 
 $(BUILD)/%: bench/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
-	$(CC) $(C_FLAGS) $< -o $@ $(LDLIBS)
+	$(CC) $(C_FLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
 
 $(BUILD)/%: examples/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
-	$(CC) $(C_FLAGS) $< -o $@ $(LDLIBS)
+	$(CC) $(C_FLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
 
 $(BUILD)/%: examples/%.cpp $(HEADERS) Makefile
 	@mkdir -p $(@D)

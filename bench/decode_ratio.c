@@ -8,7 +8,6 @@
  */
 #include "bench.h"
 
-#define MLA_IMPLEMENTATION
 #include "../examples/mla.h"
 #include "../examples/svg.h"
 

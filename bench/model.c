@@ -8,7 +8,6 @@
  */
 #include "bench.h"
 
-#define HYBRID_IMPLEMENTATION
 #include "../examples/hybrid.h"
 #include "../examples/plan.h"
 

@@ -7,7 +7,7 @@
  *     static const arguments table = {list, 2, "MODEL_DIR", 1};
  *     if (!arguments_parse(&table, &o, models, &n_models, &help, argc, argv, e)) ...
  *
- * Every function is static: this header is for programs of one source file.
+ * Every function is static.
  */
 #ifndef ARGUMENTS_H
 #define ARGUMENTS_H
@@ -20,12 +20,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#if defined(__GNUC__)
-#define ARGUMENTS_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define ARGUMENTS_API static
-#endif
 
 typedef enum argument_kind {
     ARGUMENT_FLAG, /* bool: given or not, no value follows */
@@ -56,11 +50,11 @@ typedef struct arguments {
 
 /* Reads a command line into `options`, whose defaults are there before, and positional ones into
  * others [table->most]. "--help" ends it: then *help is true, and the rest was not looked at. */
-ARGUMENTS_API bool arguments_parse(const arguments *table, void *options, const char **others,
+static inline bool arguments_parse(const arguments *table, void *options, const char **others,
                                    size_t *n_others, bool *help, int argc, char **argv, error *e);
 
 /* An integer of decimal digits alone, from low to high. */
-ARGUMENTS_API bool arguments_integer(const char *name, const char *text, uint64_t low,
+static inline bool arguments_integer(const char *name, const char *text, uint64_t low,
                                      uint64_t high, uint64_t *value, error *e) {
     char *end = NULL;
     errno = 0;
@@ -107,7 +101,7 @@ static const argument *argumentsi_find(const arguments *table, const char *name)
     return NULL;
 }
 
-ARGUMENTS_API bool arguments_parse(const arguments *table, void *options, const char **others,
+static inline bool arguments_parse(const arguments *table, void *options, const char **others,
                                    size_t *n_others, bool *help, int argc, char **argv, error *e) {
     *n_others = 0;
     for (int i = 1; i < argc; i++) {

@@ -10,11 +10,6 @@
  * Messages are in chat_format.h, the model in hybrid.h. Exit status: 0, or 1 for bad input, or 2
  * for bad usage, with one line on stderr.
  */
-#define HYBRID_SAVED_IMPLEMENTATION
-#include "saved.h"
-#define TOKENIZER_IMPLEMENTATION
-#include "tokenizer.h"
-
 #include "arguments.h"
 #include "chat_format.h"
 #include "hybrid.h"
@@ -22,8 +17,10 @@
 #include "parallel.h"
 #include "run_options.h"
 #include "sample.h"
+#include "saved.h"
 #include "signals.h"
 #include "stop.h"
+#include "tokenizer.h"
 #include "tokens.h"
 
 #include <errno.h>

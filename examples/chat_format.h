@@ -32,8 +32,7 @@
  *   Not rendered: tools and their results, images, and the system message by which K3 is told an
  *   effort of thinking (low, medium, high, max), the wording of which is not known here.
  *
- * Every function is static: this header is for programs of one source file. Include it after
- * tokenizer.h with its bodies.
+ * Every function is static.
  */
 #ifndef CHAT_FORMAT_H
 #define CHAT_FORMAT_H
@@ -46,12 +45,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#if defined(__GNUC__)
-#define CHAT_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define CHAT_API static
-#endif
 
 typedef enum chat_kind { CHAT_TURNS = 1, CHAT_TAGS = 2 } chat_kind;
 typedef enum chat_role { CHAT_USER, CHAT_ASSISTANT, CHAT_SYSTEM } chat_role;
@@ -67,16 +60,16 @@ typedef struct chat_format {
 
 /* `model` names the tokenizer in messages. Errors: the tokenizer has the special tokens of neither
  * format; thinking mode with one that has none. */
-CHAT_API bool chat_format_open(chat_format *f, const tokenizer *t, const char *model, bool think,
-                               error *e);
+static inline bool chat_format_open(chat_format *f, const tokenizer *t, const char *model,
+                                    bool think, error *e);
 
 /* Appends a whole message. On failure, here and below only for want of memory, some of it may be
  * appended. */
-CHAT_API bool chat_message(const chat_format *f, chat_role role, const char *text, size_t length,
-                           token_list *ids, error *e);
+static inline bool chat_message(const chat_format *f, chat_role role, const char *text,
+                                size_t length, token_list *ids, error *e);
 
 /* Appends what makes the model answer. */
-CHAT_API bool chat_begin_answer(const chat_format *f, token_list *ids, error *e);
+static inline bool chat_begin_answer(const chat_format *f, token_list *ids, error *e);
 
 /* ---- Answers ---- */
 
@@ -98,18 +91,18 @@ typedef struct chat_answer {
 } chat_answer;
 
 /* An answer that chat_begin_answer has begun. */
-CHAT_API void chat_answer_begin(chat_answer *a, const chat_format *f);
+static inline void chat_answer_begin(chat_answer *a, const chat_format *f);
 
 /* Takes the next token of it. */
-CHAT_API chat_part chat_answer_read(chat_answer *a, const chat_format *f, uint32_t id);
+static inline chat_part chat_answer_read(chat_answer *a, const chat_format *f, uint32_t id);
 
 /* Appends what ends the message where it is: a tag that is being written, the tags that are open,
  * the end marker. */
-CHAT_API bool chat_answer_close(const chat_answer *a, const chat_format *f, token_list *ids,
-                                error *e);
+static inline bool chat_answer_close(const chat_answer *a, const chat_format *f, token_list *ids,
+                                     error *e);
 
 /* No more tokens than these are needed to close, after one more token of the answer. */
-CHAT_API size_t chat_answer_reserve(const chat_answer *a, const chat_format *f);
+static inline size_t chat_answer_reserve(const chat_answer *a, const chat_format *f);
 
 /* ==== Bodies ==== */
 
@@ -126,8 +119,8 @@ static bool chati_find(const tokenizer *t, const chati_marker *markers, size_t n
     return true;
 }
 
-CHAT_API bool chat_format_open(chat_format *f, const tokenizer *t, const char *model, bool think,
-                               error *e) {
+static inline bool chat_format_open(chat_format *f, const tokenizer *t, const char *model,
+                                    bool think, error *e) {
     memset(f, 0, sizeof *f);
     const chati_marker turns[] = {{"<|im_user|>", &f->roles[CHAT_USER]},
                                   {"<|im_assistant|>", &f->roles[CHAT_ASSISTANT]},
@@ -184,8 +177,8 @@ static bool chati_value(const chat_format *f, const char *value, token_list *ids
 }
 
 /* ` key="value"`; `key` begins with the space. A value has at most 64 bytes. */
-CHAT_API bool chat_attribute(const chat_format *f, const char *key, const char *value,
-                             token_list *ids, error *e) {
+static inline bool chat_attribute(const chat_format *f, const char *key, const char *value,
+                                  token_list *ids, error *e) {
     return chati_word(f, key, ids, e) && chati_word(f, "=\"", ids, e) &&
            chati_value(f, value, ids, e) && chati_word(f, "\"", ids, e);
 }
@@ -202,8 +195,8 @@ static bool chati_close_tag(const chat_format *f, const char *name, token_list *
     return chati_tag(f, f->close, name, ids, e) && tokens_append(ids, f->sep, e);
 }
 
-CHAT_API bool chat_message(const chat_format *f, chat_role role, const char *text, size_t length,
-                           token_list *ids, error *e) {
+static inline bool chat_message(const chat_format *f, chat_role role, const char *text,
+                                size_t length, token_list *ids, error *e) {
     return chati_open_message(f, role, ids, e) && chati_text(f, text, length, ids, e) &&
            (f->kind == CHAT_TURNS || chati_close_tag(f, "message", ids, e)) &&
            tokens_append(ids, f->end, e);
@@ -213,7 +206,7 @@ static const char *chati_channel(const chat_format *f) {
     return f->think ? "think" : "response";
 }
 
-CHAT_API bool chat_begin_answer(const chat_format *f, token_list *ids, error *e) {
+static inline bool chat_begin_answer(const chat_format *f, token_list *ids, error *e) {
     if (!chati_open_message(f, CHAT_ASSISTANT, ids, e)) return false;
     return f->kind == CHAT_TURNS ||
            (chati_tag(f, f->open, chati_channel(f), ids, e) && tokens_append(ids, f->sep, e));
@@ -223,7 +216,7 @@ static void chati_push(chat_answer *a, const char *name) {
     if (a->depth < CHAT_DEPTH) strcpy(a->open[a->depth++], name);
 }
 
-CHAT_API void chat_answer_begin(chat_answer *a, const chat_format *f) {
+static inline void chat_answer_begin(chat_answer *a, const chat_format *f) {
     memset(a, 0, sizeof *a);
     if (f->kind == CHAT_TURNS) return;
     chati_push(a, "message");
@@ -255,7 +248,7 @@ static void chati_name(chat_answer *a, const char *bytes, size_t length) {
     a->name[n] = '\0';
 }
 
-CHAT_API chat_part chat_answer_read(chat_answer *a, const chat_format *f, uint32_t id) {
+static inline chat_part chat_answer_read(chat_answer *a, const chat_format *f, uint32_t id) {
     size_t length = 0;
     const char *bytes = tokenizer_bytes(f->t, id, &length);
     if (id == f->end) return CHAT_MARKUP;
@@ -279,8 +272,8 @@ CHAT_API chat_part chat_answer_read(chat_answer *a, const chat_format *f, uint32
     return spoken ? CHAT_SPOKEN : CHAT_UNSAID;
 }
 
-CHAT_API bool chat_answer_close(const chat_answer *a, const chat_format *f, token_list *ids,
-                                error *e) {
+static inline bool chat_answer_close(const chat_answer *a, const chat_format *f, token_list *ids,
+                                     error *e) {
     chat_answer rest = *a;
     if (rest.in_tag) {
         if (!tokens_append(ids, f->sep, e)) return false;
@@ -292,7 +285,7 @@ CHAT_API bool chat_answer_close(const chat_answer *a, const chat_format *f, toke
 }
 
 /* A token is a byte at least; the one token more may open a tag, or be a part of its name. */
-CHAT_API size_t chat_answer_reserve(const chat_answer *a, const chat_format *f) {
+static inline size_t chat_answer_reserve(const chat_answer *a, const chat_format *f) {
     size_t n = 1;
     if (f->kind == CHAT_TURNS) return n;
     for (size_t i = 0; i < a->depth; i++) n += 2 + strlen(a->open[i]);

@@ -7,8 +7,6 @@
  *
  * What the file asks for and this version lacks is refused by name. How the weights are stored, the
  * key quantization_config, is for quantization.h.
- *
- * Every function is static: this header is for programs of one source file.
  */
 #ifndef HYBRID_CONFIG_H
 #define HYBRID_CONFIG_H
@@ -20,12 +18,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#if defined(__GNUC__)
-#define HYBRID_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define HYBRID_API static
-#endif
 
 #define HYBRID_MAX_LAYERS 1024
 #define HYBRID_MAX_DIM ((size_t)1 << 24) /* of any dimension, derived ones included */
@@ -66,11 +58,11 @@ typedef struct hybrid_config {
 } hybrid_config;
 
 /* Reads the text of a config.json; `file` names it in messages. */
-HYBRID_API bool hybrid_config_parse(hybrid_config *config, const char *file, const char *text,
-                                    size_t length, error *e);
+bool hybrid_config_parse(hybrid_config *config, const char *file, const char *text, size_t length,
+                         error *e);
 
 /* Has layer i (from 0) a mixture of experts? */
-HYBRID_API bool hybrid_is_moe(const hybrid_config *config, size_t i);
+bool hybrid_is_moe(const hybrid_config *config, size_t i);
 
 #endif
 
@@ -322,8 +314,8 @@ static void hybridi_read_config(hybridi_reader *r, hybrid_config *c) {
     hybridi_read_moe(r, c);
 }
 
-HYBRID_API bool hybrid_config_parse(hybrid_config *config, const char *file, const char *text,
-                                    size_t length, error *e) {
+bool hybrid_config_parse(hybrid_config *config, const char *file, const char *text, size_t length,
+                         error *e) {
     json document;
     memset(config, 0, sizeof *config);
     if (!json_parse(&document, file, text, length, e)) return false;
@@ -339,7 +331,7 @@ HYBRID_API bool hybrid_config_parse(hybrid_config *config, const char *file, con
     return !r.failed;
 }
 
-HYBRID_API bool hybrid_is_moe(const hybrid_config *config, size_t i) {
+bool hybrid_is_moe(const hybrid_config *config, size_t i) {
     return config->num_experts > 0 && i >= config->first_k_dense_replace &&
            i % config->moe_layer_freq == 0;
 }

@@ -1,7 +1,7 @@
 /* depth.h - how a model's layers build on each other: the size of the running sum, and what each
  * sub-layer reads where Attention Residuals replace residual additions. As text, and as a picture.
  *
- * Every function is static: this header is for programs of one source file.
+ * Every function is static.
  */
 #ifndef DEPTH_H
 #define DEPTH_H
@@ -14,12 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#if defined(__GNUC__)
-#define DEPTH_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define DEPTH_API static
-#endif
-
 /* What a model computed of some tokens. */
 typedef struct depth_report {
     const hybrid_config *config;
@@ -30,10 +24,10 @@ typedef struct depth_report {
 } depth_report;
 
 /* Prints both to standard output. */
-DEPTH_API bool depth_print(const depth_report *report, error *e);
+static inline bool depth_print(const depth_report *report, error *e);
 
 /* Draws them into an SVG file. */
-DEPTH_API bool depth_draw(const depth_report *report, const char *path, error *e);
+static inline bool depth_draw(const depth_report *report, const char *path, error *e);
 
 /* Root of the mean square over tokens and channels of the running sum, after layer l (from 1), or
  * of the embedding (0). */
@@ -90,7 +84,7 @@ static void depthi_print_weights(const depth_report *r) {
     printf("\n\n");
 }
 
-DEPTH_API bool depth_print(const depth_report *report, error *e) {
+static inline bool depth_print(const depth_report *report, error *e) {
     const hybrid_config *c = report->config;
     size_t block = c->attn_res_block_size ? c->attn_res_block_size : 1;
     double first = depthi_rms(report, block < c->n_layers ? block : c->n_layers);
@@ -148,7 +142,7 @@ static void depthi_draw_sums(const depth_report *r, const depthi_numbers *m, svg
     svg_draw(s, &chart, 0, 0, 640, 380);
 }
 
-DEPTH_API bool depth_draw(const depth_report *report, const char *path, error *e) {
+static inline bool depth_draw(const depth_report *report, const char *path, error *e) {
     size_t sources = hybrid_depth_sources(report->config) + 1;
     size_t points = 2 * report->config->n_layers + 1;
     depthi_numbers m;

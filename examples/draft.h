@@ -4,7 +4,7 @@
  * tokens stand too, as many of them as possible, and proposes what came after. It knows nothing of
  * the model: whoever verifies decides.
  *
- * Every function is static: this header is for programs of one source file.
+ * Every function is static.
  */
 #ifndef DRAFT_H
 #define DRAFT_H

@@ -6,14 +6,12 @@
  *         evaluator_reset(&m, e) && evaluator_read(&m, ids, n, logits, e) ...
  *     evaluator_close(&m);
  *
- * Include it in place of hybrid.h, whose bodies it brings in. Every function is static.
+ * Every function is static.
  */
 #ifndef EVALUATE_H
 #define EVALUATE_H
 
-#define HYBRID_IMPLEMENTATION
 #include "hybrid.h"
-
 #include "parallel.h"
 
 #include <stdbool.h>

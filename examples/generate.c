@@ -6,11 +6,6 @@
  * Arguments, files and printing are here; the model is in hybrid.h. Exit status: 0, or 1 for bad
  * input, or 2 for bad usage, with one line on stderr, the last there.
  */
-#define HYBRID_SAVED_IMPLEMENTATION
-#include "saved.h"
-#define TOKENIZER_IMPLEMENTATION
-#include "tokenizer.h"
-
 #include "arguments.h"
 #include "depth.h"
 #include "draft.h"
@@ -21,8 +16,10 @@
 #include "run_options.h"
 #include "safetensors_write.h"
 #include "sample.h"
+#include "saved.h"
 #include "signals.h"
 #include "stop.h"
+#include "tokenizer.h"
 #include "tokens.h"
 
 #include <errno.h>

@@ -58,8 +58,6 @@
  *
  * ERRORS
  *   One sentence in `error`. A call that fails on its arguments has changed nothing.
- *
- * Every function is static: this header is for programs of one source file.
  */
 #ifndef HYBRID_H
 #define HYBRID_H
@@ -86,8 +84,11 @@
  * [num_experts], which decides who is chosen and never enters a weight; chosen, weights:
  * [experts_per_token], best first, equal ones by lower number. scratch: [num_experts +
  * num_expert_group]. */
-HYBRID_API void hybrid_route(const hybrid_config *config, const float *scores, const float *bias,
-                             uint32_t *chosen, float *weights, float *scratch);
+void hybrid_route(const hybrid_config *config, const float *scores, const float *bias,
+                  uint32_t *chosen, float *weights, float *scratch);
+
+/* gate[i] = activation(gate[i]) * up[i] for i < n: SiLU, or SiTU with its betas, which bounds up too. */
+void hybrid_activate(const hybrid_config *config, size_t n, float *gate, const float *up);
 
 /* ==== Session ==== */
 
@@ -117,20 +118,18 @@ typedef struct hybrid_session {
 } hybrid_session;
 
 /* Bytes of a session; 0 if they are more than can be addressed. */
-HYBRID_API size_t hybrid_session_bytes(const hybrid_model *model,
-                                       const hybrid_session_options *options);
+size_t hybrid_session_bytes(const hybrid_model *model, const hybrid_session_options *options);
 
-HYBRID_API bool hybrid_session_open(hybrid_session *session, const hybrid_model *model,
-                                    const hybrid_session_options *options, error *e);
-HYBRID_API void hybrid_session_close(hybrid_session *session);
+bool hybrid_session_open(hybrid_session *session, const hybrid_model *model,
+                         const hybrid_session_options *options, error *e);
+void hybrid_session_close(hybrid_session *session);
 
 /* Forgets all tokens. */
-HYBRID_API bool hybrid_session_reset(hybrid_session *session, error *e);
+bool hybrid_session_reset(hybrid_session *session, error *e);
 
 /* Makes the session one that has read n_tokens tokens, with states, windows and latents that a
  * seeded generator chose: to measure what a context of that length costs without reading one. */
-HYBRID_API bool hybrid_session_fill(hybrid_session *session, size_t n_tokens, uint64_t seed,
-                                    error *e);
+bool hybrid_session_fill(hybrid_session *session, size_t n_tokens, uint64_t seed, error *e);
 
 /* Bytes of the parts of a session's memory, for reports. */
 typedef struct hybrid_sizes {
@@ -138,8 +137,7 @@ typedef struct hybrid_sizes {
     double latents;         /* of the given number of tokens */
     double full_attention;  /* of the same tokens, were every layer full attention */
 } hybrid_sizes;
-HYBRID_API hybrid_sizes hybrid_memory_sizes(const hybrid_model *model, size_t n_tokens,
-                                            linear_type cache);
+hybrid_sizes hybrid_memory_sizes(const hybrid_model *model, size_t n_tokens, linear_type cache);
 
 /* ==== Workspace ==== */
 
@@ -204,19 +202,17 @@ typedef struct hybrid_workspace {
 } hybrid_workspace;
 
 /* Whether a run with bf16_dots gets them over a cache of this type. */
-HYBRID_API bool hybrid_has_bf16_dots(const hybrid_model *model, linear_type cache,
-                                     const linear_run *run);
+bool hybrid_has_bf16_dots(const hybrid_model *model, linear_type cache, const linear_run *run);
 
 /* Bytes of a workspace; 0 if they are more than can be addressed, or the block is less than
  * HYBRID_MIN_BLOCK. */
-HYBRID_API size_t hybrid_workspace_bytes(const hybrid_model *model,
-                                         const hybrid_workspace_options *options);
+size_t hybrid_workspace_bytes(const hybrid_model *model, const hybrid_workspace_options *options);
 
 /* Errors: a block below HYBRID_MIN_BLOCK, an instruction set that this machine and build have not,
  * no memory. */
-HYBRID_API bool hybrid_workspace_open(hybrid_workspace *work, const hybrid_model *model,
-                                      const hybrid_workspace_options *options, error *e);
-HYBRID_API void hybrid_workspace_close(hybrid_workspace *work);
+bool hybrid_workspace_open(hybrid_workspace *work, const hybrid_model *model,
+                           const hybrid_workspace_options *options, error *e);
+void hybrid_workspace_close(hybrid_workspace *work);
 
 /* ==== Forward ==== */
 
@@ -236,7 +232,7 @@ typedef struct hybrid_want {
 } hybrid_want;
 
 /* The most that a mixture of Attention Residuals reads; 0 with plain residuals. */
-HYBRID_API size_t hybrid_depth_sources(const hybrid_config *config);
+size_t hybrid_depth_sources(const hybrid_config *config);
 
 /* The next n tokens of one session. */
 typedef struct hybrid_item {
@@ -248,35 +244,34 @@ typedef struct hybrid_item {
 
 /* Would a session take these tokens? Every id must be below vocab_size, and the cache must have
  * room for all. */
-HYBRID_API bool hybrid_check_tokens(const hybrid_session *session, const uint32_t *ids, size_t n,
-                                    error *e);
+bool hybrid_check_tokens(const hybrid_session *session, const uint32_t *ids, size_t n, error *e);
 
 /* Reads the next tokens of each item's session, prompts and generated tokens alike. Sessions are of
  * the workspace's model, of its capacity at most, of one cache type, and each listed once. What
  * this or hybrid_check_tokens refuses is an error before anything has changed. A draft that waits
  * for its commit is dropped. */
-HYBRID_API bool hybrid_forward_batch(hybrid_workspace *work, const hybrid_item *items,
-                                     size_t n_items, error *e);
+bool hybrid_forward_batch(hybrid_workspace *work, const hybrid_item *items, size_t n_items,
+                          error *e);
 
 /* The same for one session. */
-HYBRID_API bool hybrid_forward(hybrid_workspace *work, hybrid_session *session, const uint32_t *ids,
-                               size_t n, const hybrid_want *want, error *e);
+bool hybrid_forward(hybrid_workspace *work, hybrid_session *session, const uint32_t *ids, size_t n,
+                    const hybrid_want *want, error *e);
 
 /* How many of the `left` tokens of a call go into `room` rows: all, or a number that leaves the
  * bits as they are when the rest follows in later rows or in a call of its own; 0 if the room is
  * too small for that, which HYBRID_MIN_BLOCK never is. */
-HYBRID_API size_t hybrid_piece(size_t left, size_t room);
+size_t hybrid_piece(size_t left, size_t room);
 
 /* As hybrid_forward_batch on draft tokens, at most max_draft and a workspace's block of each
  * session: gives what is wanted, and leaves the sessions as if nothing had been read but for
  * n_draft. The bits are those of the tokens read one by one. */
-HYBRID_API bool hybrid_verify_batch(hybrid_workspace *work, const hybrid_item *items,
-                                    size_t n_items, error *e);
-HYBRID_API bool hybrid_verify(hybrid_workspace *work, hybrid_session *session, const uint32_t *ids,
-                              size_t n, const hybrid_want *want, error *e);
+bool hybrid_verify_batch(hybrid_workspace *work, const hybrid_item *items, size_t n_items,
+                         error *e);
+bool hybrid_verify(hybrid_workspace *work, hybrid_session *session, const uint32_t *ids, size_t n,
+                   const hybrid_want *want, error *e);
 
 /* Makes the first m <= n_draft tokens of the last hybrid_verify read ones; the rest is dropped. */
-HYBRID_API bool hybrid_commit(hybrid_workspace *work, hybrid_session *session, size_t m, error *e);
+bool hybrid_commit(hybrid_workspace *work, hybrid_session *session, size_t m, error *e);
 
 #endif
 
@@ -361,7 +356,7 @@ static attnres_bank_desc hybridi_bank_desc(const hybrid_config *c,
     return desc;
 }
 
-HYBRID_API size_t hybrid_depth_sources(const hybrid_config *config) {
+size_t hybrid_depth_sources(const hybrid_config *config) {
     size_t layers = config->n_layers, block = config->attn_res_block_size;
     return block ? layers / block + (layers % block != 0) + 1 : 0;
 }
@@ -476,15 +471,14 @@ static hybrid_session hybridi_new_session(const hybrid_model *model,
     return session;
 }
 
-HYBRID_API size_t hybrid_session_bytes(const hybrid_model *model,
-                                       const hybrid_session_options *options) {
+size_t hybrid_session_bytes(const hybrid_model *model, const hybrid_session_options *options) {
     hybrid_session session = hybridi_new_session(model, options);
     hybridi_arena counting = {NULL, 0, false};
     hybridi_place_session(&session, &counting);
     return counting.overflow ? 0 : counting.used;
 }
 
-HYBRID_API bool hybrid_session_reset(hybrid_session *session, error *e) {
+bool hybrid_session_reset(hybrid_session *session, error *e) {
     const hybrid_config *c = &session->model->config;
     kda_layer_desc desc = hybridi_kda_desc(c, NULL);
     for (size_t i = 0; i < c->n_layers; i++) {
@@ -498,8 +492,8 @@ HYBRID_API bool hybrid_session_reset(hybrid_session *session, error *e) {
     return true;
 }
 
-HYBRID_API bool hybrid_session_open(hybrid_session *session, const hybrid_model *model,
-                                    const hybrid_session_options *options, error *e) {
+bool hybrid_session_open(hybrid_session *session, const hybrid_model *model,
+                         const hybrid_session_options *options, error *e) {
     size_t bytes = hybrid_session_bytes(model, options);
     linear_type cache = options->cache;
     memset(session, 0, sizeof *session);
@@ -522,7 +516,7 @@ HYBRID_API bool hybrid_session_open(hybrid_session *session, const hybrid_model 
     return false;
 }
 
-HYBRID_API void hybrid_session_close(hybrid_session *session) {
+void hybrid_session_close(hybrid_session *session) {
     free(session->memory);
     memset(session, 0, sizeof *session);
 }
@@ -554,8 +548,7 @@ static void hybridi_fill_layer(const hybrid_config *c, bool is_kda, linear_type 
         }
 }
 
-HYBRID_API bool hybrid_session_fill(hybrid_session *session, size_t n_tokens, uint64_t seed,
-                                    error *e) {
+bool hybrid_session_fill(hybrid_session *session, size_t n_tokens, uint64_t seed, error *e) {
     const hybrid_config *c = &session->model->config;
     random_state random = random_seed(seed);
     if (n_tokens > session->options.capacity)
@@ -571,8 +564,7 @@ HYBRID_API bool hybrid_session_fill(hybrid_session *session, size_t n_tokens, ui
     return true;
 }
 
-HYBRID_API hybrid_sizes hybrid_memory_sizes(const hybrid_model *model, size_t n_tokens,
-                                            linear_type cache) {
+hybrid_sizes hybrid_memory_sizes(const hybrid_model *model, size_t n_tokens, linear_type cache) {
     const hybrid_config *c = &model->config;
     hybrid_sizes sizes = {0, 0, 0, 0};
     kda_layer_desc desc = hybridi_kda_desc(c, NULL);
@@ -694,14 +686,12 @@ static hybrid_workspace hybridi_new_workspace(const hybrid_model *model,
     return work;
 }
 
-HYBRID_API bool hybrid_has_bf16_dots(const hybrid_model *model, linear_type cache,
-                                     const linear_run *run) {
+bool hybrid_has_bf16_dots(const hybrid_model *model, linear_type cache, const linear_run *run) {
     mla_desc desc = hybridi_mla_desc(&model->config, cache);
     return mla_has_bf16_dots(run, &desc);
 }
 
-HYBRID_API size_t hybrid_workspace_bytes(const hybrid_model *model,
-                                         const hybrid_workspace_options *options) {
+size_t hybrid_workspace_bytes(const hybrid_model *model, const hybrid_workspace_options *options) {
     hybrid_workspace work = hybridi_new_workspace(model, options);
     hybridi_arena counting = {NULL, 0, false};
     if (work.options.block < HYBRID_MIN_BLOCK) return 0;
@@ -721,8 +711,8 @@ static bool hybridi_check_workspace(const hybrid_workspace_options *options, err
     return true;
 }
 
-HYBRID_API bool hybrid_workspace_open(hybrid_workspace *work, const hybrid_model *model,
-                                      const hybrid_workspace_options *options, error *e) {
+bool hybrid_workspace_open(hybrid_workspace *work, const hybrid_model *model,
+                           const hybrid_workspace_options *options, error *e) {
     memset(work, 0, sizeof *work);
     if (!hybridi_check_workspace(options, e)) return false;
     hybrid_workspace opened = hybridi_new_workspace(model, options);
@@ -746,7 +736,7 @@ HYBRID_API bool hybrid_workspace_open(hybrid_workspace *work, const hybrid_model
     return ok;
 }
 
-HYBRID_API void hybrid_workspace_close(hybrid_workspace *work) {
+void hybrid_workspace_close(hybrid_workspace *work) {
     free(work->memory);
     memset(work, 0, sizeof *work);
 }
@@ -763,7 +753,7 @@ typedef struct hybridi_block {
     size_t n, n_parts;  /* of this block: rows, work->scratch.parts */
 } hybridi_block;
 
-HYBRID_API size_t hybrid_piece(size_t left, size_t room) {
+size_t hybrid_piece(size_t left, size_t room) {
     if (left <= room) return left;
     if (left < HYBRID_CHUNKED_FROM) return room; /* recurrent: any split gives the same bits */
     /* Whole chunks, and neither they nor what is left so few that they would be recurrent. */
@@ -946,10 +936,9 @@ static void hybridi_mla_forward(const hybridi_block *b, size_t layer) {
 
 /* ---- Forward: feed-forward ---- */
 
-/* gate = activation(gate) * up */
-static void hybridi_activate(const hybrid_config *c, size_t n, float *gate, const float *up) {
-    float beta = c->situ_beta, linear_beta = c->situ_linear_beta;
-    if (c->activation == HYBRID_SILU) {
+void hybrid_activate(const hybrid_config *config, size_t n, float *gate, const float *up) {
+    float beta = config->situ_beta, linear_beta = config->situ_linear_beta;
+    if (config->activation == HYBRID_SILU) {
         for (size_t i = 0; i < n; i++) gate[i] *= kda_sigmoid(gate[i]) * up[i];
         return;
     }
@@ -973,7 +962,7 @@ static void hybridi_activate_task(void *context, size_t index) {
     const hybridi_activating *all = (const hybridi_activating *)context;
     size_t first = index * HYBRIDI_ACTIVATED, n = all->n - first;
     if (n > HYBRIDI_ACTIVATED) n = HYBRIDI_ACTIVATED;
-    hybridi_activate(all->config, n, all->gate + first, all->up + first);
+    hybrid_activate(all->config, n, all->gate + first, all->up + first);
 }
 
 static void hybridi_activate_all(const hybrid_workspace *work, size_t n, float *gate,
@@ -1034,8 +1023,8 @@ static void hybridi_select(const hybrid_config *c, const float *scores, const fl
     }
 }
 
-HYBRID_API void hybrid_route(const hybrid_config *config, const float *scores, const float *bias,
-                             uint32_t *chosen, float *weights, float *scratch) {
+void hybrid_route(const hybrid_config *config, const float *scores, const float *bias,
+                  uint32_t *chosen, float *weights, float *scratch) {
     float *selection = scratch, *groups = scratch + config->num_experts, sum = 0;
     hybridi_select(config, scores, bias, selection, groups);
     for (size_t i = 0; i < config->experts_per_token; i++) {
@@ -1304,8 +1293,7 @@ static bool hybridi_block_forward(const hybridi_block *b, error *e) {
 
 /* ---- Forward: calls ---- */
 
-HYBRID_API bool hybrid_check_tokens(const hybrid_session *session, const uint32_t *ids, size_t n,
-                                    error *e) {
+bool hybrid_check_tokens(const hybrid_session *session, const uint32_t *ids, size_t n, error *e) {
     size_t vocab = session->model->config.vocab_size, capacity = session->options.capacity;
     size_t room = capacity - session->n_tokens;
     for (size_t t = 0; t < n; t++)
@@ -1362,31 +1350,31 @@ static bool hybridi_call(hybridi_block *b, error *e) {
     return true;
 }
 
-HYBRID_API bool hybrid_forward_batch(hybrid_workspace *work, const hybrid_item *items,
-                                     size_t n_items, error *e) {
+bool hybrid_forward_batch(hybrid_workspace *work, const hybrid_item *items, size_t n_items,
+                          error *e) {
     hybridi_block b = {work, items, n_items, false, 0, 0, 0, 0};
     return hybridi_call(&b, e);
 }
 
-HYBRID_API bool hybrid_verify_batch(hybrid_workspace *work, const hybrid_item *items,
-                                    size_t n_items, error *e) {
+bool hybrid_verify_batch(hybrid_workspace *work, const hybrid_item *items, size_t n_items,
+                         error *e) {
     hybridi_block b = {work, items, n_items, true, 0, 0, 0, 0};
     return hybridi_call(&b, e);
 }
 
-HYBRID_API bool hybrid_forward(hybrid_workspace *work, hybrid_session *session, const uint32_t *ids,
-                               size_t n, const hybrid_want *want, error *e) {
+bool hybrid_forward(hybrid_workspace *work, hybrid_session *session, const uint32_t *ids, size_t n,
+                    const hybrid_want *want, error *e) {
     hybrid_item item = {session, ids, n, *want};
     return hybrid_forward_batch(work, &item, 1, e);
 }
 
-HYBRID_API bool hybrid_verify(hybrid_workspace *work, hybrid_session *session, const uint32_t *ids,
-                              size_t n, const hybrid_want *want, error *e) {
+bool hybrid_verify(hybrid_workspace *work, hybrid_session *session, const uint32_t *ids, size_t n,
+                   const hybrid_want *want, error *e) {
     hybrid_item item = {session, ids, n, *want};
     return hybrid_verify_batch(work, &item, 1, e);
 }
 
-HYBRID_API bool hybrid_commit(hybrid_workspace *work, hybrid_session *session, size_t m, error *e) {
+bool hybrid_commit(hybrid_workspace *work, hybrid_session *session, size_t m, error *e) {
     const hybrid_model *model = work->model;
     if (session->model != model)
         return error_set(e, "session and workspace: expected one model, found two");

@@ -31,8 +31,6 @@
  * ERRORS
  *   One sentence in `error`, with the line and column (in bytes) where the text goes wrong:
  *   "config.json: line 3, column 14: expected a value, found '}'".
- *
- * Every function is static: this header is for programs of one source file.
  */
 #ifndef JSON_H
 #define JSON_H
@@ -42,12 +40,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#if defined(__GNUC__)
-#define JSON_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define JSON_API static
-#endif
 
 /* 1 where stat, open and mmap may be called: POSIX systems, unless the compiler was told to keep to
  * standard C, as by -std=c11 without -D_POSIX_C_SOURCE=200809L. That can be told only after a
@@ -82,66 +74,64 @@ typedef struct json {
 
 /* Reads `length` bytes of text. `what` names the text in messages, usually its file. On failure the
  * document is empty: freeing it is allowed, not needed. */
-JSON_API bool json_parse(json *document, const char *what, const char *text, size_t length,
-                         error *e);
-JSON_API void json_free(json *document);
-JSON_API const json_value *json_root(const json *document);
+bool json_parse(json *document, const char *what, const char *text, size_t length, error *e);
+void json_free(json *document);
+const json_value *json_root(const json *document);
 
 /* All of the following accept NULL for a value and treat it as a value of kind JSON_NOTHING, so
  * that lookups can be chained and a missing member is reported like one of the wrong kind. */
 
-JSON_API json_kind json_kind_of(const json_value *value);
+json_kind json_kind_of(const json_value *value);
 
 /* The kind with its article, for messages: "an object", "a string", "true or false", "nothing". */
-JSON_API const char *json_kind_name(const json_value *value);
+const char *json_kind_name(const json_value *value);
 
 /* The value as a message would quote it: a number as it is written, a string in quotes, either cut
  * to fit; for other kinds the name of the kind. Returns `text`, which has JSON_SHOWN bytes. */
 #define JSON_SHOWN 80
-JSON_API const char *json_show(const json_value *value, char *text);
+const char *json_show(const json_value *value, char *text);
 
 /* Items of an array or members of an object; 0 for every other kind. */
-JSON_API size_t json_count(const json_value *value);
+size_t json_count(const json_value *value);
 
 /* Item of an array, or value of a member of an object, in the order of the text; NULL past the
  * last. */
-JSON_API const json_value *json_item(const json_value *value, size_t index);
+const json_value *json_item(const json_value *value, size_t index);
 
 /* Name of a member. As everywhere, the name ends with a NUL that `length` does not count. Where
  * `length` is NULL the caller relies on that NUL, so a name that holds another gives NULL. */
-JSON_API const char *json_member_name(const json_value *object, size_t index, size_t *length);
+const char *json_member_name(const json_value *object, size_t index, size_t *length);
 
 /* The member with exactly this name: NULL or JSON_NOT_FOUND if there is none. */
-JSON_API const json_value *json_member(const json_value *object, const char *name);
-JSON_API size_t json_find(const json_value *object, const char *name, size_t length);
+const json_value *json_member(const json_value *object, const char *name);
+size_t json_find(const json_value *object, const char *name, size_t length);
 
 /* Contents of a string, NULL for every other kind; `length` as for json_member_name. */
-JSON_API const char *json_string(const json_value *value, size_t *length);
+const char *json_string(const json_value *value, size_t *length);
 
 /* Is this a string with exactly these contents? */
-JSON_API bool json_string_is(const json_value *value, const char *text);
+bool json_string_is(const json_value *value, const char *text);
 
 /* Each is false, and leaves *out alone, when the value is of another kind or cannot be represented.
  * The integer functions are exact: 3, 3.0, 30e-1 and 3e0 are three, 1.5 and 1e400 are refused.
  * json_number rounds to nearest and refuses what would be infinite. */
-JSON_API bool json_boolean(const json_value *value, bool *out);
-JSON_API bool json_integer(const json_value *value, int64_t *out);
-JSON_API bool json_unsigned(const json_value *value, uint64_t *out);
-JSON_API bool json_number(const json_value *value, double *out);
+bool json_boolean(const json_value *value, bool *out);
+bool json_integer(const json_value *value, int64_t *out);
+bool json_unsigned(const json_value *value, uint64_t *out);
+bool json_number(const json_value *value, double *out);
 
 /* Length of the well-formed UTF-8 sequence that a text begins with; 0 if there is none. */
-JSON_API size_t json_utf8_length(const char *text, size_t length);
+size_t json_utf8_length(const char *text, size_t length);
 
 /* Files */
 
 /* False, with a sentence, unless `path` names a regular file: directories, pipes and devices are
  * refused. Where JSON_POSIX is 0 this cannot be told and is always true. */
-JSON_API bool json_check_file(const char *path, error *e);
+bool json_check_file(const char *path, error *e);
 
 /* Reads a whole regular file of at most `limit` bytes. The caller frees *bytes, which has a NUL
  * after its end. */
-JSON_API bool json_read_file(const char *path, size_t limit, char **bytes, size_t *length,
-                             error *e);
+bool json_read_file(const char *path, size_t limit, char **bytes, size_t *length, error *e);
 
 #endif
 
@@ -197,7 +187,7 @@ static void *jsoni_allocate(json *document, size_t bytes) {
     return memory;
 }
 
-JSON_API void json_free(json *document) {
+void json_free(json *document) {
     while (document->blocks) {
         jsoni_block *next = document->blocks->next;
         free(document->blocks);
@@ -285,7 +275,7 @@ static bool jsoni_is_continuation(char byte) {
 }
 
 /* The second byte's range excludes overlong forms, surrogates and what is past U+10FFFF. */
-JSON_API size_t json_utf8_length(const char *text, size_t length) {
+size_t json_utf8_length(const char *text, size_t length) {
     unsigned first = length ? (unsigned char)text[0] : 0xff;
     if (first < 0x80) return 1;
     if (first < 0xc2 || first > 0xf4 || length < 2 || !jsoni_is_continuation(text[1])) return 0;
@@ -623,8 +613,7 @@ static bool jsoni_document(jsoni_parser *p) {
     return true;
 }
 
-JSON_API bool json_parse(json *document, const char *what, const char *text, size_t length,
-                         error *e) {
+bool json_parse(json *document, const char *what, const char *text, size_t length, error *e) {
     jsoni_parser p;
     memset(&p, 0, sizeof p);
     memset(document, 0, sizeof *document);
@@ -648,21 +637,21 @@ JSON_API bool json_parse(json *document, const char *what, const char *text, siz
 
 /* ---- Reading values ---- */
 
-JSON_API const json_value *json_root(const json *document) {
+const json_value *json_root(const json *document) {
     return document->root;
 }
 
-JSON_API json_kind json_kind_of(const json_value *value) {
+json_kind json_kind_of(const json_value *value) {
     return value ? value->kind : JSON_NOTHING;
 }
 
-JSON_API const char *json_kind_name(const json_value *value) {
+const char *json_kind_name(const json_value *value) {
     static const char *const names[] = {"nothing",  "null",     "true or false", "a number",
                                         "a string", "an array", "an object"};
     return names[json_kind_of(value)];
 }
 
-JSON_API const char *json_show(const json_value *value, char *text) {
+const char *json_show(const json_value *value, char *text) {
     json_kind kind = json_kind_of(value);
     if (kind == JSON_STRING)
         snprintf(text, JSON_SHOWN, "\"%.*s\"", JSON_SHOWN - 3, value->of.text);
@@ -672,12 +661,12 @@ JSON_API const char *json_show(const json_value *value, char *text) {
     return text;
 }
 
-JSON_API size_t json_count(const json_value *value) {
+size_t json_count(const json_value *value) {
     json_kind kind = json_kind_of(value);
     return kind == JSON_ARRAY || kind == JSON_OBJECT ? value->length : 0;
 }
 
-JSON_API const json_value *json_item(const json_value *value, size_t index) {
+const json_value *json_item(const json_value *value, size_t index) {
     return index < json_count(value) ? &value->of.items[index] : NULL;
 }
 
@@ -690,13 +679,13 @@ static const char *jsoni_text(const char *text, size_t text_length, size_t *leng
     return text;
 }
 
-JSON_API const char *json_member_name(const json_value *object, size_t index, size_t *length) {
+const char *json_member_name(const json_value *object, size_t index, size_t *length) {
     if (json_kind_of(object) != JSON_OBJECT || index >= object->length) return NULL;
     const json_value *member = &object->of.items[index];
     return jsoni_text(member->name, member->name_length, length);
 }
 
-JSON_API size_t json_find(const json_value *object, const char *name, size_t length) {
+size_t json_find(const json_value *object, const char *name, size_t length) {
     if (json_kind_of(object) != JSON_OBJECT) return JSON_NOT_FOUND;
     const json_value *members = object->of.items;
     size_t count = object->length, slots = jsoni_slots(count);
@@ -712,22 +701,22 @@ JSON_API size_t json_find(const json_value *object, const char *name, size_t len
     return JSON_NOT_FOUND;
 }
 
-JSON_API const json_value *json_member(const json_value *object, const char *name) {
+const json_value *json_member(const json_value *object, const char *name) {
     return json_item(object, json_find(object, name, strlen(name)));
 }
 
-JSON_API const char *json_string(const json_value *value, size_t *length) {
+const char *json_string(const json_value *value, size_t *length) {
     if (json_kind_of(value) != JSON_STRING) return NULL;
     return jsoni_text(value->of.text, value->length, length);
 }
 
-JSON_API bool json_string_is(const json_value *value, const char *text) {
+bool json_string_is(const json_value *value, const char *text) {
     size_t length = 0;
     const char *string = json_string(value, &length);
     return string && length == strlen(text) && memcmp(string, text, length) == 0;
 }
 
-JSON_API bool json_boolean(const json_value *value, bool *out) {
+bool json_boolean(const json_value *value, bool *out) {
     if (json_kind_of(value) != JSON_BOOLEAN) return false;
     *out = value->length != 0;
     return true;
@@ -809,7 +798,7 @@ static bool jsoni_magnitude(const json_value *value, bool *negative, uint64_t *m
     return true;
 }
 
-JSON_API bool json_unsigned(const json_value *value, uint64_t *out) {
+bool json_unsigned(const json_value *value, uint64_t *out) {
     bool negative;
     uint64_t magnitude;
     if (!jsoni_magnitude(value, &negative, &magnitude)) return false;
@@ -818,7 +807,7 @@ JSON_API bool json_unsigned(const json_value *value, uint64_t *out) {
     return true;
 }
 
-JSON_API bool json_integer(const json_value *value, int64_t *out) {
+bool json_integer(const json_value *value, int64_t *out) {
     bool negative;
     uint64_t magnitude;
     if (!jsoni_magnitude(value, &negative, &magnitude)) return false;
@@ -832,7 +821,7 @@ JSON_API bool json_integer(const json_value *value, int64_t *out) {
     return true;
 }
 
-JSON_API bool json_number(const json_value *value, double *out) {
+bool json_number(const json_value *value, double *out) {
     if (json_kind_of(value) != JSON_NUMBER) return false;
     jsoni_decimal d;
     char text[JSONI_DIGITS + 16];
@@ -852,7 +841,7 @@ JSON_API bool json_number(const json_value *value, double *out) {
 /* ---- Files ---- */
 
 #if JSON_POSIX
-JSON_API bool json_check_file(const char *path, error *e) {
+bool json_check_file(const char *path, error *e) {
     struct stat status;
     if (stat(path, &status) != 0) {
         if (errno == ENOENT || errno == ENOTDIR) return error_set(e, "%s: file not found", path);
@@ -863,7 +852,7 @@ JSON_API bool json_check_file(const char *path, error *e) {
     return true;
 }
 #else
-JSON_API bool json_check_file(const char *path, error *e) {
+bool json_check_file(const char *path, error *e) {
     (void)path;
     (void)e;
     return true;
@@ -890,8 +879,7 @@ static bool jsoni_read_stream(FILE *file, size_t limit, char **bytes, size_t *le
     return true;
 }
 
-JSON_API bool json_read_file(const char *path, size_t limit, char **bytes, size_t *length,
-                             error *e) {
+bool json_read_file(const char *path, size_t limit, char **bytes, size_t *length, error *e) {
     *bytes = NULL;
     *length = 0;
     if (!json_check_file(path, e)) return false;

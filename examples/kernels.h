@@ -66,7 +66,7 @@ typedef struct kernels {
 
 /* Products of bf16 numbers in pairs, for processors that have them (AVX512-BF16): twice as fast as
  * float32, with the operands' rounding as the error. Lengths k and d are multiples of
- * KERNELS_BF16_STEP. */
+ * LINEAR_BF16_STEP. */
 typedef struct kernels_bf16 {
     /* c[i * c_i + j * c_j] = a_i . b_j for rows i < m of a, little-endian, and j < n of b. */
     void (*dots)(const unsigned char *a, size_t a_row_bytes, size_t m, const uint16_t *b,
@@ -79,10 +79,8 @@ typedef struct kernels_bf16 {
                 const float *rescale, float *y, size_t y_stride);
 } kernels_bf16;
 
-#define KERNELS_BF16_STEP 32
-
 /* Null where `isa` or the processor has none. */
-LINEAR_API const kernels_bf16 *kernels_bf16_of(kda_isa isa);
+const kernels_bf16 *kernels_bf16_of(kda_isa isa);
 
 #define KERNELS_LANES_MOST 16
 #define KERNELS_TALL 4  /* rows of a register block */
@@ -533,7 +531,7 @@ KERNELS_BF16 void kernelsi_bf16_dots_block(const unsigned char *const *row, cons
     for (size_t j = 0; j < wide; j++)
 #pragma GCC unroll 8
         for (size_t r = 0; r < KERNELS_TALL; r++) acc[j][r] = _mm512_setzero_ps();
-    for (size_t i = 0; i < k; i += KERNELS_BF16_STEP) {
+    for (size_t i = 0; i < k; i += LINEAR_BF16_STEP) {
 #pragma GCC unroll 8
         for (size_t j = 0; j < wide; j++) column[j] = kernelsi_bf16_read(b + j * b_stride + i);
 #pragma GCC unroll 8
@@ -585,12 +583,12 @@ static KERNELS_BF16_TARGET void kernelsi_bf16_pair(const unsigned char *v, size_
     __m512i first = _mm512_loadu_si512(low);
     __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
     for (size_t i = 0; i < n; i += 2)
-        for (size_t c = 0; c < d; c += KERNELS_BF16_STEP, out += 2 * KERNELS_BF16_STEP) {
+        for (size_t c = 0; c < d; c += LINEAR_BF16_STEP, out += 2 * LINEAR_BF16_STEP) {
             const unsigned char *at = v + i * v_row_bytes + 2 * c;
             __m512i x = _mm512_loadu_si512(at), y = _mm512_setzero_si512();
             if (i + 1 < n) y = _mm512_loadu_si512(at + v_row_bytes);
             _mm512_storeu_si512(out, _mm512_permutex2var_epi16(x, first, y));
-            _mm512_storeu_si512(out + KERNELS_BF16_STEP, _mm512_permutex2var_epi16(x, second, y));
+            _mm512_storeu_si512(out + LINEAR_BF16_STEP, _mm512_permutex2var_epi16(x, second, y));
         }
 }
 
@@ -606,7 +604,7 @@ KERNELS_BF16 void kernelsi_bf16_mix_block(const uint32_t (*p)[KERNELS_TALL], siz
         for (size_t j = 0; j < wide; j++) acc[r][j] = _mm512_setzero_ps();
     for (size_t i = 0; i < n_pairs; i++, v += 2 * d) {
 #pragma GCC unroll 8
-        for (size_t j = 0; j < wide; j++) value[j] = kernelsi_bf16_read(v + j * KERNELS_BF16_STEP);
+        for (size_t j = 0; j < wide; j++) value[j] = kernelsi_bf16_read(v + j * LINEAR_BF16_STEP);
 #pragma GCC unroll 8
         for (size_t r = 0; r < KERNELS_TALL; r++) {
             __m512bh weight = (__m512bh)_mm512_set1_epi32((int)p[i][r]);
@@ -650,13 +648,13 @@ static KERNELS_BF16_TARGET void kernelsi_bf16_mix(const float *p, size_t p_strid
     }
 }
 
-LINEAR_API const kernels_bf16 *kernels_bf16_of(kda_isa isa) {
+const kernels_bf16 *kernels_bf16_of(kda_isa isa) {
     static const kernels_bf16 set = {kernelsi_bf16_dots, kernelsi_bf16_pair, kernelsi_bf16_mix};
     if (kernels_of(isa)->isa != KDA_ISA_AVX512) return NULL;
     return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") ? &set : NULL;
 }
 #else
-LINEAR_API const kernels_bf16 *kernels_bf16_of(kda_isa isa) {
+const kernels_bf16 *kernels_bf16_of(kda_isa isa) {
     (void)isa;
     return NULL;
 }

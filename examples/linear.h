@@ -13,8 +13,6 @@
  * A row times a vector is summed in spans of LINEAR_SPAN elements, each in the shape that kernels.h
  * describes: a token's result does not depend on what else is in the call nor on the threads. Sets
  * of instructions differ in rounding.
- *
- * Every function is static: this header is for programs of one source file.
  */
 #ifndef LINEAR_H
 #define LINEAR_H
@@ -26,12 +24,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__GNUC__)
-#define LINEAR_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define LINEAR_API static
-#endif
-
 /* Elements of a span: a multiple of LINEAR_BLOCK. */
 #define LINEAR_SPAN 512
 
@@ -40,6 +32,9 @@
 
 /* Elements of a quantised matrix that are converted together. */
 #define LINEAR_BLOCK 32
+
+/* Products in bf16 are of whole steps of elements. */
+#define LINEAR_BF16_STEP 32
 
 /* The first three are numbers. In the others, which are quantised, an element is
  *     (code - zero) * scale
@@ -80,48 +75,48 @@ typedef struct linear_run {
 
 /* "f32", "f16", "bf16", "mxfp4", "int8", "uint8", "uint4"; "unknown" for a value that is no type.
  * And back: false for a text that is none of these. */
-LINEAR_API const char *linear_type_name(linear_type type);
-LINEAR_API bool linear_type_of(const char *name, linear_type *type);
+const char *linear_type_name(linear_type type);
+bool linear_type_of(const char *name, linear_type *type);
 
 /* Is it F32, F16 or BF16? */
-LINEAR_API bool linear_is_plain(linear_type type);
+bool linear_is_plain(linear_type type);
 
 /* Bytes of one row of `cols` elements in `data`; 0 for an unknown type. Rows of UINT8 and UINT4 are
  * whole 32-bit words. */
-LINEAR_API size_t linear_row_bytes(linear_type type, size_t cols);
+size_t linear_row_bytes(linear_type type, size_t cols);
 
 /* Of a quantised matrix: elements that share a scale, and how many such groups a row has. */
-LINEAR_API size_t linear_group(const linear *w);
-LINEAR_API size_t linear_groups(const linear *w);
+size_t linear_group(const linear *w);
+size_t linear_groups(const linear *w);
 
 /* Bytes of the whole matrix: codes or numbers, scales and zeros. */
-LINEAR_API size_t linear_bytes(const linear *w);
+size_t linear_bytes(const linear *w);
 
 /* One number of each type. MXFP4 is E2M1 in the low four bits of `code`, with the E8M0 exponent
  * of its group: magnitude * 2^(exponent - 127); exponent 255 is NaN. */
-LINEAR_API float linear_from_f16(uint16_t bits);
-LINEAR_API float linear_from_bf16(uint16_t bits);
-LINEAR_API float linear_from_mxfp4(unsigned code, unsigned exponent);
+float linear_from_f16(uint16_t bits);
+float linear_from_bf16(uint16_t bits);
+float linear_from_mxfp4(unsigned code, unsigned exponent);
 
 /* The nearest number of each type, the even one of two; NaN stays NaN. */
-LINEAR_API uint16_t linear_to_f16(float x);
-LINEAR_API uint16_t linear_to_bf16(float x);
+uint16_t linear_to_f16(float x);
+uint16_t linear_to_bf16(float x);
 
 /* out[i] = w[row][col + i] for i < n. Quantised: col is a multiple of LINEAR_BLOCK. */
-LINEAR_API void linear_expand(const linear *w, size_t row, size_t col, size_t n, float *out);
+void linear_expand(const linear *w, size_t row, size_t col, size_t n, float *out);
 
 /* The reverse, of a row of n elements: F32, F16 or BF16. */
-LINEAR_API void linear_compress(linear_type type, const float *x, size_t n, unsigned char *out);
+void linear_compress(linear_type type, const float *x, size_t n, unsigned char *out);
 
 /* A matrix of plain numbers. */
-LINEAR_API linear linear_plain(linear_type type, size_t rows, size_t cols, const void *data);
+linear linear_plain(linear_type type, size_t rows, size_t cols, const void *data);
 
 /* The view of rows first .. first + n_rows - 1. */
-LINEAR_API linear linear_rows(const linear *w, size_t first, size_t n_rows);
+linear linear_rows(const linear *w, size_t first, size_t n_rows);
 
 /* y[t] = W x[t] for n tokens; x[t] = x + t * x_stride, y[t] = y + t * y_stride. */
-LINEAR_API void linear_apply(const linear_run *run, const linear *w, const float *x, size_t n,
-                             size_t x_stride, float *y, size_t y_stride);
+void linear_apply(const linear_run *run, const linear *w, const float *x, size_t n, size_t x_stride,
+                  float *y, size_t y_stride);
 
 /* Several of these, which may run at once: no y is another's x or y. Threads go from one matrix to
  * the next without waiting for one another, which small matrices gain by. The same bits. */
@@ -132,15 +127,14 @@ typedef struct linear_product {
     float *y;
     size_t y_stride;
 } linear_product;
-LINEAR_API void linear_apply_all(const linear_run *run, const linear_product *products,
-                                 size_t n_products);
+void linear_apply_all(const linear_run *run, const linear_product *products, size_t n_products);
 
 /* The sum of a[i] * b[i]. */
-LINEAR_API float linear_dot(const float *a, const float *b, size_t n);
+float linear_dot(const float *a, const float *b, size_t n);
 
 /* y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight; y may be x itself. */
-LINEAR_API void linear_rms_norm(const float *weight, float eps, size_t dim, const float *x,
-                                size_t n, size_t x_stride, float *y, size_t y_stride);
+void linear_rms_norm(const float *weight, float eps, size_t dim, const float *x, size_t n,
+                     size_t x_stride, float *y, size_t y_stride);
 
 #endif
 
@@ -164,12 +158,12 @@ LINEAR_API void linear_rms_norm(const float *weight, float eps, size_t dim, cons
 static const char *const lineari_names[] = {"unknown", "f32",  "f16",   "bf16",
                                             "mxfp4",   "int8", "uint8", "uint4"};
 
-LINEAR_API const char *linear_type_name(linear_type type) {
+const char *linear_type_name(linear_type type) {
     size_t known = sizeof lineari_names / sizeof *lineari_names;
     return lineari_names[(size_t)type < known ? (size_t)type : 0];
 }
 
-LINEAR_API bool linear_type_of(const char *name, linear_type *type) {
+bool linear_type_of(const char *name, linear_type *type) {
     for (int i = LINEAR_F32; i <= LINEAR_UINT4; i++)
         if (strcmp(name, lineari_names[i]) == 0) {
             *type = (linear_type)i;
@@ -186,12 +180,12 @@ static float lineari_from_bits(uint32_t bits) {
     return value;
 }
 
-LINEAR_API float linear_from_bf16(uint16_t bits) {
+float linear_from_bf16(uint16_t bits) {
     return lineari_from_bits((uint32_t)bits << 16);
 }
 
 /* Without branches, so that compilers can convert several at once. */
-LINEAR_API float linear_from_f16(uint16_t bits) {
+float linear_from_f16(uint16_t bits) {
     uint32_t magnitude = bits & 0x7fffu, sign = (uint32_t)(bits & 0x8000u) << 16;
     uint32_t normal = (magnitude << 13) + (112u << 23);     /* the exponent's bias: 127, not 15 */
     uint32_t special = magnitude << 13 | 0x7f800000u;       /* infinity and NaN */
@@ -226,18 +220,18 @@ static const signed char lineari_e2m1_twice[16] = {0, 1,  2,  3,  4,  6,  8,  12
 static const signed char lineari_int4[16] = {-8, -7, -6, -5, -4, -3, -2, -1,
                                              0,  1,  2,  3,  4,  5,  6,  7};
 
-LINEAR_API float linear_from_mxfp4(unsigned code, unsigned exponent) {
+float linear_from_mxfp4(unsigned code, unsigned exponent) {
     return (float)lineari_e2m1_twice[code & 15u] * (0.5f * lineari_e8m0(exponent));
 }
 
-LINEAR_API uint16_t linear_to_bf16(float x) {
+uint16_t linear_to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     if (x != x) return (uint16_t)(bits >> 16 | 0x40u);
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-LINEAR_API uint16_t linear_to_f16(float x) {
+uint16_t linear_to_f16(float x) {
     uint32_t bits, sign;
     memcpy(&bits, &x, sizeof bits);
     sign = bits >> 16 & 0x8000u;
@@ -257,7 +251,7 @@ LINEAR_API uint16_t linear_to_f16(float x) {
 /* Its loops use the types and the scalar conversions above. */
 #include "kernels.h"
 
-LINEAR_API size_t linear_row_bytes(linear_type type, size_t cols) {
+size_t linear_row_bytes(linear_type type, size_t cols) {
     switch (type) {
     case LINEAR_F32: return cols * 4;
     case LINEAR_F16:
@@ -270,19 +264,19 @@ LINEAR_API size_t linear_row_bytes(linear_type type, size_t cols) {
     return 0;
 }
 
-LINEAR_API bool linear_is_plain(linear_type type) {
+bool linear_is_plain(linear_type type) {
     return type == LINEAR_F32 || type == LINEAR_F16 || type == LINEAR_BF16;
 }
 
-LINEAR_API size_t linear_group(const linear *w) {
+size_t linear_group(const linear *w) {
     return w->type == LINEAR_MXFP4 ? LINEAR_MXFP4_GROUP : w->group;
 }
 
-LINEAR_API size_t linear_groups(const linear *w) {
+size_t linear_groups(const linear *w) {
     return (w->cols + linear_group(w) - 1) / linear_group(w);
 }
 
-LINEAR_API size_t linear_bytes(const linear *w) {
+size_t linear_bytes(const linear *w) {
     size_t bytes = w->rows * linear_row_bytes(w->type, w->cols);
     if (linear_is_plain(w->type) || bytes == 0) return bytes;
     size_t scales = w->rows * linear_groups(w);
@@ -339,11 +333,11 @@ static void lineari_expand(const kernels *set, const linear *w, size_t row, size
         lineari_expand_each(w, row, col, n, out);
 }
 
-LINEAR_API void linear_expand(const linear *w, size_t row, size_t col, size_t n, float *out) {
+void linear_expand(const linear *w, size_t row, size_t col, size_t n, float *out) {
     lineari_expand(kernels_of(KDA_ISA_AUTO), w, row, col, n, out);
 }
 
-LINEAR_API void linear_compress(linear_type type, const float *x, size_t n, unsigned char *out) {
+void linear_compress(linear_type type, const float *x, size_t n, unsigned char *out) {
     size_t bytes = type == LINEAR_F32 ? 4 : 2;
     for (size_t i = 0; i < n; i++, out += bytes) {
         uint32_t bits;
@@ -354,14 +348,14 @@ LINEAR_API void linear_compress(linear_type type, const float *x, size_t n, unsi
     }
 }
 
-LINEAR_API linear linear_plain(linear_type type, size_t rows, size_t cols, const void *data) {
+linear linear_plain(linear_type type, size_t rows, size_t cols, const void *data) {
     linear w;
     memset(&w, 0, sizeof w);
     w.type = type, w.rows = rows, w.cols = cols, w.data = (const unsigned char *)data;
     return w;
 }
 
-LINEAR_API linear linear_rows(const linear *w, size_t first, size_t n_rows) {
+linear linear_rows(const linear *w, size_t first, size_t n_rows) {
     linear part = *w;
     part.rows = n_rows;
     part.data += first * linear_row_bytes(w->type, w->cols);
@@ -463,8 +457,7 @@ static void lineari_add_call(const linear_run *run, lineari_round *round, const 
     round->ends[round->n++] = before + (w->rows + item_rows - 1) / item_rows;
 }
 
-LINEAR_API void linear_apply_all(const linear_run *run, const linear_product *products,
-                                 size_t n_products) {
+void linear_apply_all(const linear_run *run, const linear_product *products, size_t n_products) {
     lineari_round round;
     lineari_call call;
     memset(&call, 0, sizeof call);
@@ -482,21 +475,21 @@ LINEAR_API void linear_apply_all(const linear_run *run, const linear_product *pr
     lineari_run_round(run, &round);
 }
 
-LINEAR_API void linear_apply(const linear_run *run, const linear *w, const float *x, size_t n,
-                             size_t x_stride, float *y, size_t y_stride) {
+void linear_apply(const linear_run *run, const linear *w, const float *x, size_t n, size_t x_stride,
+                  float *y, size_t y_stride) {
     linear_product product = {w, x, n, x_stride, y, y_stride};
     linear_apply_all(run, &product, 1);
 }
 
-LINEAR_API float linear_dot(const float *a, const float *b, size_t n) {
+float linear_dot(const float *a, const float *b, size_t n) {
     float sum = 0;
     kernels_matrix row = kernels_plain(LINEAR_F32, a, 0);
     kernels_of(KDA_ISA_AUTO)->dots(&row, 1, b, 0, 1, n, LINEAR_SPAN, true, &sum, 0, 0);
     return sum;
 }
 
-LINEAR_API void linear_rms_norm(const float *weight, float eps, size_t dim, const float *x,
-                                size_t n, size_t x_stride, float *y, size_t y_stride) {
+void linear_rms_norm(const float *weight, float eps, size_t dim, const float *x, size_t n,
+                     size_t x_stride, float *y, size_t y_stride) {
     for (size_t t = 0; t < n; t++) {
         const float *in = x + t * x_stride;
         float *out = y + t * y_stride;

@@ -41,6 +41,8 @@
  */
 #define KDA_IMPLEMENTATION
 #include "../kda.h"
+#define OUTPUT_IMPLEMENTATION
+#include "output.h"
 
 #include "arguments.h"
 #include "random.h"

@@ -35,8 +35,6 @@
  *   ranges are joined in their order, by whichever threads worked on them. A row, one head of one
  *   token, is summed by itself. So memory does not grow with the square of the tokens, and a token's
  *   bits depend neither on the threads nor on the split into calls nor on the other sequences.
- *
- * Every function is static: this header is for programs of one source file.
  */
 #ifndef MLA_H
 #define MLA_H
@@ -85,36 +83,33 @@ static inline size_t mla_cache_row_bytes(const mla_desc *desc) {
 }
 
 /* Floats from row to row of absorbed queries and of mixes: their channels, up to whole vectors. */
-LINEAR_API size_t mla_query_stride(const mla_desc *desc);
-LINEAR_API size_t mla_mix_stride(const mla_desc *desc);
+size_t mla_query_stride(const mla_desc *desc);
+size_t mla_mix_stride(const mla_desc *desc);
 
 /* Bytes of scratch, aligned to 64, for calls of at most n_tokens tokens in all, of sequences of at
  * most `capacity` keys, in n_threads threads. 0 if they are more than can be addressed. */
-LINEAR_API size_t mla_scratch_bytes(const mla_desc *desc, size_t n_tokens, size_t capacity,
-                                    size_t n_threads);
+size_t mla_scratch_bytes(const mla_desc *desc, size_t n_tokens, size_t capacity, size_t n_threads);
 
 /* Whether a run with bf16_dots gets them: a bf16 cache, a processor that has them, and dimensions in
  * whole steps. Otherwise such a run is as any other. */
-LINEAR_API bool mla_has_bf16_dots(const linear_run *run, const mla_desc *desc);
+bool mla_has_bf16_dots(const linear_run *run, const mla_desc *desc);
 
 /* The softmax over the cache alone. absorbed: [tokens][n_heads][mla_query_stride], of which the
  * first latent + dim_rope count; mix, z above: [tokens][n_heads][mla_mix_stride], the first latent
  * of each row. The call's own tokens are in the cache already; token t of a sequence sees rows
  * 0 .. n_past + t. */
-LINEAR_API void mla_mix(const linear_run *run, const mla_desc *desc, const float *absorbed,
-                        const mla_seq *seqs, size_t n_seqs, float *mix, void *scratch);
+void mla_mix(const linear_run *run, const mla_desc *desc, const float *absorbed,
+             const mla_seq *seqs, size_t n_seqs, float *mix, void *scratch);
 
 /* Attention from queries, [tokens][n_heads][dim_nope + dim_rope], to values,
  * [tokens][n_heads][dim_v]. */
-LINEAR_API void mla_attend(const linear_run *run, const mla_desc *desc, const linear *kv_b,
-                           const float *q, const mla_seq *seqs, size_t n_seqs, float *out,
-                           void *scratch);
+void mla_attend(const linear_run *run, const mla_desc *desc, const linear *kv_b, const float *q,
+                const mla_seq *seqs, size_t n_seqs, float *out, void *scratch);
 
 /* The layer: x [tokens][hidden] to y [tokens][hidden], appending n_tokens rows to each sequence's
  * cache. */
-LINEAR_API void mla_forward(const linear_run *run, const mla_desc *desc, const mla_weights *w,
-                            const float *x, const mla_seq *seqs, size_t n_seqs, float *y,
-                            void *scratch);
+void mla_forward(const linear_run *run, const mla_desc *desc, const mla_weights *w, const float *x,
+                 const mla_seq *seqs, size_t n_seqs, float *y, void *scratch);
 
 #endif
 
@@ -184,11 +179,11 @@ static size_t mlai_padded(size_t channels) {
     return (channels + KERNELS_LANES_MOST - 1) / KERNELS_LANES_MOST * KERNELS_LANES_MOST;
 }
 
-LINEAR_API size_t mla_query_stride(const mla_desc *desc) {
+size_t mla_query_stride(const mla_desc *desc) {
     return mlai_padded(mla_cache_width(desc));
 }
 
-LINEAR_API size_t mla_mix_stride(const mla_desc *desc) {
+size_t mla_mix_stride(const mla_desc *desc) {
     return mlai_padded(desc->latent);
 }
 
@@ -245,8 +240,7 @@ static mlai_scratch mlai_place(const mla_desc *desc, size_t n, size_t capacity, 
     return s;
 }
 
-LINEAR_API size_t mla_scratch_bytes(const mla_desc *desc, size_t n_tokens, size_t capacity,
-                                    size_t n_threads) {
+size_t mla_scratch_bytes(const mla_desc *desc, size_t n_tokens, size_t capacity, size_t n_threads) {
     mlai_arena counting = {NULL, 0, false};
     mlai_place(desc, n_tokens, capacity, n_threads, &counting);
     return counting.overflow ? 0 : counting.used;
@@ -546,9 +540,9 @@ static mlai_scratch mlai_place_call(const linear_run *run, const mla_desc *desc,
                       parallel_threads(run ? run->pool : NULL), &arena);
 }
 
-LINEAR_API bool mla_has_bf16_dots(const linear_run *run, const mla_desc *desc) {
+bool mla_has_bf16_dots(const linear_run *run, const mla_desc *desc) {
     return desc->cache == LINEAR_BF16 && kernels_bf16_of(run ? run->isa : KDA_ISA_AUTO) &&
-           mla_cache_width(desc) % KERNELS_BF16_STEP == 0 && desc->latent % KERNELS_BF16_STEP == 0;
+           mla_cache_width(desc) % LINEAR_BF16_STEP == 0 && desc->latent % LINEAR_BF16_STEP == 0;
 }
 
 static void mlai_round_queries(mlai_call *call, size_t n_tokens) {
@@ -557,8 +551,8 @@ static void mlai_round_queries(mlai_call *call, size_t n_tokens) {
         call->scratch.absorbed_bf16[i] = linear_to_bf16(call->absorbed[i]);
 }
 
-LINEAR_API void mla_mix(const linear_run *run, const mla_desc *desc, const float *absorbed,
-                        const mla_seq *seqs, size_t n_seqs, float *mix, void *scratch) {
+void mla_mix(const linear_run *run, const mla_desc *desc, const float *absorbed,
+             const mla_seq *seqs, size_t n_seqs, float *mix, void *scratch) {
     mlai_call call;
     memset(&call, 0, sizeof call);
     call.desc = desc, call.absorbed = absorbed, call.mix = mix;
@@ -637,9 +631,8 @@ static void mlai_values_head(void *context, size_t head) {
                  desc->n_heads * desc->dim_v);
 }
 
-LINEAR_API void mla_attend(const linear_run *run, const mla_desc *desc, const linear *kv_b,
-                           const float *q, const mla_seq *seqs, size_t n_seqs, float *out,
-                           void *scratch) {
+void mla_attend(const linear_run *run, const mla_desc *desc, const linear *kv_b, const float *q,
+                const mla_seq *seqs, size_t n_seqs, float *out, void *scratch) {
     parallel *pool = run ? run->pool : NULL;
     mlai_heads call;
     memset(&call, 0, sizeof call);
@@ -679,9 +672,8 @@ static void mlai_append(const mla_desc *desc, const mla_seq *seqs, size_t n_seqs
     }
 }
 
-LINEAR_API void mla_forward(const linear_run *run, const mla_desc *desc, const mla_weights *w,
-                            const float *x, const mla_seq *seqs, size_t n_seqs, float *y,
-                            void *scratch) {
+void mla_forward(const linear_run *run, const mla_desc *desc, const mla_weights *w, const float *x,
+                 const mla_seq *seqs, size_t n_seqs, float *y, void *scratch) {
     size_t width = mla_cache_width(desc), hidden = w->kv_a.cols, values = w->o.cols;
     size_t n = mlai_tokens(seqs, n_seqs);
     mlai_scratch s = mlai_place_call(run, desc, seqs, n_seqs, scratch);

@@ -9,33 +9,21 @@
  *
  * A program that ends otherwise than by output_close leaves NAME.part, but for what signals.h does.
  *
- * Every function is static: this header is for programs of one source file.
+ * In one source file of a program: #define OUTPUT_IMPLEMENTATION before this is included.
  */
 #ifndef OUTPUT_H
 #define OUTPUT_H
 
 #include "error.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <string.h>
 
 #if defined(__unix__) || defined(__APPLE__)
 #define OUTPUT_POSIX 1
-#include <sys/stat.h>
-#include <unistd.h>
 #else
 #define OUTPUT_POSIX 0
-#endif
-
-#if defined(__GNUC__)
-#define OUTPUT_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define OUTPUT_API static
 #endif
 
 #define OUTPUT_PATH 4096
@@ -46,6 +34,38 @@ typedef struct output {
     FILE *file;
 } output;
 
+/* The path must live as long as the output. */
+bool output_open(output *out, const char *path, error *e);
+
+bool output_bytes(output *out, const void *bytes, size_t n, error *e);
+
+/* Little-endian on every machine. */
+bool output_floats(output *out, const float *values, size_t n, error *e);
+
+/* What was written so far is with the system, which has room for it. */
+bool output_flush(output *out, error *e);
+
+/* Ends a file; `ok`: all of it has been written. On failure nothing is left of it. */
+bool output_close(output *out, bool ok, error *e);
+
+/* Removes all parts. For a signal handler: what it calls, POSIX allows there. */
+void output_abandon(void);
+
+#endif
+
+#if defined(OUTPUT_IMPLEMENTATION) && !defined(OUTPUTI_IMPLEMENTED)
+#define OUTPUTI_IMPLEMENTED
+
+#include <errno.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+
+#if OUTPUT_POSIX
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
+
 /* Parts that are being written, for output_abandon, which may run at any moment: of one beyond
  * these it does not know. */
 #define OUTPUT_PARTS 4
@@ -54,8 +74,7 @@ static struct outputi_part {
     char path[OUTPUT_PATH];
 } outputi_parts[OUTPUT_PARTS];
 
-/* Removes all parts. For a signal handler: what it calls, POSIX allows there. */
-OUTPUT_API void output_abandon(void) {
+void output_abandon(void) {
 #if OUTPUT_POSIX
     for (size_t i = 0; i < OUTPUT_PARTS; i++)
         if (outputi_parts[i].used) (void)unlink(outputi_parts[i].path);
@@ -86,8 +105,7 @@ static bool outputi_is_special(const char *path) {
 #endif
 }
 
-/* The path must live as long as the output. */
-OUTPUT_API bool output_open(output *out, const char *path, error *e) {
+bool output_open(output *out, const char *path, error *e) {
     const char *suffix = outputi_is_special(path) ? "" : ".part";
     out->path = path;
     out->file = NULL;
@@ -102,19 +120,17 @@ OUTPUT_API bool output_open(output *out, const char *path, error *e) {
     return false;
 }
 
-/* What was written so far is with the system, which has room for it. */
-OUTPUT_API bool output_flush(output *out, error *e) {
+bool output_flush(output *out, error *e) {
     return fflush(out->file) == 0 ||
            error_set(e, "%s: cannot write: %s", out->part, strerror(errno));
 }
 
-OUTPUT_API bool output_bytes(output *out, const void *bytes, size_t n, error *e) {
+bool output_bytes(output *out, const void *bytes, size_t n, error *e) {
     return fwrite(bytes, 1, n, out->file) == n ||
            error_set(e, "%s: cannot write: %s", out->part, strerror(errno));
 }
 
-/* Little-endian on every machine. */
-OUTPUT_API bool output_floats(output *out, const float *values, size_t n, error *e) {
+bool output_floats(output *out, const float *values, size_t n, error *e) {
     unsigned char bytes[4096];
     for (size_t first = 0, count; first < n; first += count) {
         count = n - first < sizeof bytes / 4 ? n - first : sizeof bytes / 4;
@@ -128,8 +144,7 @@ OUTPUT_API bool output_floats(output *out, const float *values, size_t n, error 
     return true;
 }
 
-/* Ends a file; `ok`: all of it has been written. On failure nothing is left of it. */
-OUTPUT_API bool output_close(output *out, bool ok, error *e) {
+bool output_close(output *out, bool ok, error *e) {
     bool whole = strcmp(out->part, out->path) == 0;
     if (!out->file) return ok;
     if (fclose(out->file) != 0 && ok)

@@ -7,7 +7,7 @@
  *
  * Where the system has no POSIX threads a pool has one thread, the caller's.
  *
- * Every function is static: this header is for programs of one source file.
+ * Every function is static.
  */
 #ifndef PARALLEL_H
 #define PARALLEL_H
@@ -25,12 +25,6 @@
 #include <unistd.h>
 #else
 #define PARALLEL_POSIX 0
-#endif
-
-#if defined(__GNUC__)
-#define PARALLEL_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define PARALLEL_API static
 #endif
 
 #define PARALLEL_MAX_THREADS 1024
@@ -54,14 +48,14 @@ typedef struct parallel {
 } parallel;
 
 /* 1 <= n_threads <= PARALLEL_MAX_THREADS. A pool does not move while it is open. */
-PARALLEL_API bool parallel_open(parallel *pool, size_t n_threads, error *e);
-PARALLEL_API void parallel_close(parallel *pool);
+static inline bool parallel_open(parallel *pool, size_t n_threads, error *e);
+static inline void parallel_close(parallel *pool);
 
 /* Calls task(context, i) once for each i < n, in any order and in any thread of the pool, and
  * returns when all have returned. `pool` is a parallel *, or null for the calling thread alone: so
  * that this is also the parallel_for hook of kda.h and attnres.h. One loop at a time: a task starts
  * no loop on the same pool. */
-PARALLEL_API void parallel_for(void *pool, size_t n, parallel_task task, void *context);
+static inline void parallel_for(void *pool, size_t n, parallel_task task, void *context);
 
 /* Threads of a pool that may be null. */
 static inline size_t parallel_threads(const parallel *pool) {
@@ -69,7 +63,7 @@ static inline size_t parallel_threads(const parallel *pool) {
 }
 
 /* Processors that this process may expect to use; 1 if the system does not say. */
-PARALLEL_API size_t parallel_processors(void);
+static inline size_t parallel_processors(void);
 
 /* Threads of a program that was told no number: one a processor, and at most 32, as beyond some
  * number memory is what a token waits for. */
@@ -109,8 +103,8 @@ static void paralleli_wait_for_round(parallel *pool, size_t last) {
     while (pool->round == last && !pool->quit) pthread_cond_wait(&pool->start, &pool->mutex);
 }
 
-static void *paralleli_thread(void *argument) {
-    parallel *pool = (parallel *)argument;
+static void *paralleli_thread(void *context) {
+    parallel *pool = (parallel *)context;
     for (size_t round = 0;; round++) {
         paralleli_wait_for_round(pool, round); /* leaves the mutex locked */
         bool quit = pool->quit;
@@ -123,7 +117,7 @@ static void *paralleli_thread(void *argument) {
     }
 }
 
-PARALLEL_API void parallel_for(void *pool, size_t n, parallel_task task, void *context) {
+static inline void parallel_for(void *pool, size_t n, parallel_task task, void *context) {
     parallel *p = (parallel *)pool;
     if (!p || p->n_started == 0 || n < 2) {
         for (size_t i = 0; i < n; i++) task(context, i);
@@ -142,7 +136,7 @@ PARALLEL_API void parallel_for(void *pool, size_t n, parallel_task task, void *c
     pthread_mutex_unlock(&p->mutex);
 }
 
-PARALLEL_API bool parallel_open(parallel *pool, size_t n_threads, error *e) {
+static inline bool parallel_open(parallel *pool, size_t n_threads, error *e) {
     memset(pool, 0, sizeof *pool);
     if (n_threads < 1 || n_threads > PARALLEL_MAX_THREADS)
         return error_set(e, "threads: expected from 1 to %d, found %zu", PARALLEL_MAX_THREADS,
@@ -167,7 +161,7 @@ PARALLEL_API bool parallel_open(parallel *pool, size_t n_threads, error *e) {
     return true;
 }
 
-PARALLEL_API void parallel_close(parallel *pool) {
+static inline void parallel_close(parallel *pool) {
     if (pool->threads) {
         pthread_mutex_lock(&pool->mutex);
         pool->quit = true;
@@ -182,19 +176,19 @@ PARALLEL_API void parallel_close(parallel *pool) {
     memset(pool, 0, sizeof *pool);
 }
 
-PARALLEL_API size_t parallel_processors(void) {
+static inline size_t parallel_processors(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n < 1 ? 1 : n > PARALLEL_MAX_THREADS ? PARALLEL_MAX_THREADS : (size_t)n;
 }
 
 #else
 
-PARALLEL_API void parallel_for(void *pool, size_t n, parallel_task task, void *context) {
+static inline void parallel_for(void *pool, size_t n, parallel_task task, void *context) {
     (void)pool;
     for (size_t i = 0; i < n; i++) task(context, i);
 }
 
-PARALLEL_API bool parallel_open(parallel *pool, size_t n_threads, error *e) {
+static inline bool parallel_open(parallel *pool, size_t n_threads, error *e) {
     memset(pool, 0, sizeof *pool);
     if (n_threads != 1)
         return error_set(e, "threads: expected 1 on this system, found %zu", n_threads);
@@ -202,11 +196,11 @@ PARALLEL_API bool parallel_open(parallel *pool, size_t n_threads, error *e) {
     return true;
 }
 
-PARALLEL_API void parallel_close(parallel *pool) {
+static inline void parallel_close(parallel *pool) {
     memset(pool, 0, sizeof *pool);
 }
 
-PARALLEL_API size_t parallel_processors(void) {
+static inline size_t parallel_processors(void) {
     return 1;
 }
 

@@ -20,8 +20,6 @@
  *   The expression becomes a program of at most PATTERN_SIZE steps, all of whose ways through the
  *   name are followed side by side (Thompson 1968), so that no pattern is slow. A pattern that needs
  *   a certain text somewhere is first tried by looking for it.
- *
- * Every function is static: this header is for programs of one source file.
  */
 #ifndef PATTERN_H
 #define PATTERN_H
@@ -29,12 +27,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#if defined(__GNUC__)
-#define PATTERN_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define PATTERN_API static
-#endif
 
 #define PATTERN_SIZE 400 /* steps, and bytes of the expression */
 
@@ -62,9 +54,9 @@ typedef struct pattern {
 
 /* On failure *wrong is where in the expression, in bytes; it is its length if something is missing
  * at the end. */
-PATTERN_API bool pattern_compile(pattern *p, const char *text, size_t length, size_t *wrong);
+bool pattern_compile(pattern *p, const char *text, size_t length, size_t *wrong);
 
-PATTERN_API bool pattern_matches(const pattern *p, const char *name);
+bool pattern_matches(const pattern *p, const char *name);
 
 #endif
 
@@ -326,7 +318,7 @@ static void patterni_find_needle(pattern *p, const char *text, size_t length) {
     patterni_keep_run(p, run, n);
 }
 
-PATTERN_API bool pattern_compile(pattern *p, const char *text, size_t length, size_t *wrong) {
+bool pattern_compile(pattern *p, const char *text, size_t length, size_t *wrong) {
     patterni_reader r = {p, text, text + length, 0};
     p->n_steps = p->n_sets = 0;
     bool ok = length <= PATTERN_SIZE && !memchr(text, '\0', length) && patterni_alternatives(&r) &&
@@ -378,7 +370,7 @@ static bool patterni_follow(const pattern *p, size_t first, bool at_start, bool 
     return false;
 }
 
-PATTERN_API bool pattern_matches(const pattern *p, const char *name) {
+bool pattern_matches(const pattern *p, const char *name) {
     patterni_ways ways[2];
     bool seen[PATTERN_SIZE + 1];
     size_t now = 0;

@@ -1,8 +1,7 @@
 /* plan.h - what a model needs, by count: bytes of its weights, bytes that a token touches,
  * and the longest context that a machine's memory holds. No weight's contents are read.
  *
- * Include it after hybrid.h with its bodies. Every function is static: this header is for programs
- * of one source file.
+ * Every function is static.
  */
 #ifndef PLAN_H
 #define PLAN_H
@@ -14,12 +13,6 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#if defined(__GNUC__)
-#define PLAN_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define PLAN_API static
-#endif
 
 /* Types of matrices, by linear_type; above those that there are. */
 #define PLAN_TYPES 32
@@ -43,23 +36,24 @@ typedef struct plan_token {
     double total;
 } plan_token;
 
-PLAN_API plan_weights plan_weights_of(const hybrid_model *model);
+static inline plan_weights plan_weights_of(const hybrid_model *model);
 
 /* Of a session that has read n_tokens tokens, whose cache has that type. */
-PLAN_API plan_token plan_token_of(const hybrid_model *model, size_t n_tokens, linear_type cache);
+static inline plan_token plan_token_of(const hybrid_model *model, size_t n_tokens,
+                                       linear_type cache);
 
 /* Bytes of memory that a program may still ask for without others having to give way; 0 where the
  * system does not say. */
-PLAN_API double plan_available_memory(void);
+static inline double plan_available_memory(void);
 
 /* The largest capacity with which a session and a workspace fit into `bytes`; 0 if none does.
  * `session` and `workspace` say how they are made, but for their capacity. */
-PLAN_API size_t plan_largest_context(const hybrid_model *model, hybrid_session_options session,
-                                     hybrid_workspace_options workspace, double bytes);
+static inline size_t plan_largest_context(const hybrid_model *model, hybrid_session_options session,
+                                          hybrid_workspace_options workspace, double bytes);
 
 /* Prints all of it, for a session and a workspace of that capacity, on this machine. */
-PLAN_API bool plan_print(const hybrid_model *model, const hybrid_session_options *session,
-                         const hybrid_workspace_options *workspace, FILE *out);
+static inline bool plan_print(const hybrid_model *model, const hybrid_session_options *session,
+                              const hybrid_workspace_options *workspace, FILE *out);
 
 /* ---- Weights ---- */
 
@@ -104,7 +98,7 @@ static bool plani_is_tied(const hybrid_model *model) {
     return model->head.data == model->embed.data;
 }
 
-PLAN_API plan_weights plan_weights_of(const hybrid_model *model) {
+static inline plan_weights plan_weights_of(const hybrid_model *model) {
     plan_weights weights;
     memset(&weights, 0, sizeof weights);
     plani_add_type(&weights, &model->embed);
@@ -121,7 +115,8 @@ PLAN_API plan_weights plan_weights_of(const hybrid_model *model) {
 
 /* ---- A token ---- */
 
-PLAN_API plan_token plan_token_of(const hybrid_model *model, size_t n_tokens, linear_type cache) {
+static inline plan_token plan_token_of(const hybrid_model *model, size_t n_tokens,
+                                       linear_type cache) {
     const hybrid_config *c = &model->config;
     plan_token token;
     double experts = 0;
@@ -145,7 +140,7 @@ PLAN_API plan_token plan_token_of(const hybrid_model *model, size_t n_tokens, li
 
 /* ---- A machine ---- */
 
-PLAN_API double plan_available_memory(void) {
+static inline double plan_available_memory(void) {
     double kilobytes = 0;
     char line[200];
     FILE *file = fopen("/proc/meminfo", "r"); /* Linux */
@@ -167,8 +162,8 @@ static bool plani_fits(const hybrid_model *model, hybrid_session_options *sessio
     return a > 0 && b > 0 && (double)a + (double)b <= bytes;
 }
 
-PLAN_API size_t plan_largest_context(const hybrid_model *model, hybrid_session_options session,
-                                     hybrid_workspace_options workspace, double bytes) {
+static inline size_t plan_largest_context(const hybrid_model *model, hybrid_session_options session,
+                                          hybrid_workspace_options workspace, double bytes) {
     size_t fits = 0, too_many = SIZE_MAX / 4;
     if (!plani_fits(model, &session, &workspace, 1, bytes)) return 0;
     while (too_many - fits > 1) {
@@ -204,8 +199,8 @@ static void plani_print_context(const hybrid_model *model, const hybrid_session_
             plan_largest_context(model, *session, *workspace, memory - kept));
 }
 
-PLAN_API bool plan_print(const hybrid_model *model, const hybrid_session_options *session,
-                         const hybrid_workspace_options *workspace, FILE *out) {
+static inline bool plan_print(const hybrid_model *model, const hybrid_session_options *session,
+                              const hybrid_workspace_options *workspace, FILE *out) {
     const hybrid_config *c = &model->config;
     plan_weights weights = plan_weights_of(model);
     plan_token none = plan_token_of(model, 0, session->cache);

@@ -20,8 +20,6 @@
  *   "Linear", or "re:" and an expression (pattern.h) that matches its name; unless `ignore` has such
  *   an entry for it. Everything else that the key can say is refused by name.
  *   Source: the compressed-tensors package, QuantizationConfig and its compressors.
- *
- * Every function is static: this header is for programs of one source file.
  */
 #ifndef QUANTIZATION_H
 #define QUANTIZATION_H
@@ -32,12 +30,6 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-
-#if defined(__GNUC__)
-#define QUANTIZATION_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define QUANTIZATION_API static
-#endif
 
 #define QUANTIZATION_MAX_GROUPS 16
 
@@ -73,16 +65,15 @@ typedef struct quantization {
 /* Reads the text of a config.json, in which the key may stand outside or inside of text_config;
  * `file` names it in messages. Without the key nothing is quantised. On failure `q` is empty:
  * freeing it is allowed, not needed. */
-QUANTIZATION_API bool quantization_parse(quantization *q, const char *file, const char *text,
-                                         size_t length, error *e);
-QUANTIZATION_API void quantization_free(quantization *q);
+bool quantization_parse(quantization *q, const char *file, const char *text, size_t length,
+                        error *e);
+void quantization_free(quantization *q);
 
 /* How the matrix of a module, "<name>.weight" in a plain checkpoint, is stored; null: plainly. */
-QUANTIZATION_API const quantization_scheme *quantization_of(const quantization *q,
-                                                            const char *name);
+const quantization_scheme *quantization_of(const quantization *q, const char *name);
 
 /* "pack-quantized", "int-quantized", "mxfp4-pack-quantized". */
-QUANTIZATION_API const char *quantization_format_name(quantization_format format);
+const char *quantization_format_name(quantization_format format);
 
 #endif
 
@@ -118,7 +109,7 @@ typedef struct quantizationi_reader {
 static const char *const quantizationi_formats[] = {"", "pack-quantized", "int-quantized",
                                                     "mxfp4-pack-quantized"};
 
-QUANTIZATION_API const char *quantization_format_name(quantization_format format) {
+const char *quantization_format_name(quantization_format format) {
     return quantizationi_formats[format];
 }
 
@@ -348,8 +339,8 @@ static bool quantizationi_read(const quantizationi_reader *r, quantization *q) {
     return quantizationi_read_names(r, "ignore", false, &q->ignored);
 }
 
-QUANTIZATION_API bool quantization_parse(quantization *q, const char *file, const char *text,
-                                         size_t length, error *e) {
+bool quantization_parse(quantization *q, const char *file, const char *text, size_t length,
+                        error *e) {
     memset(q, 0, sizeof *q);
     if (!json_parse(&q->document, file, text, length, e)) return false;
     quantizationi_reader outer = {json_root(&q->document), file, e, ""};
@@ -367,15 +358,14 @@ QUANTIZATION_API bool quantization_parse(quantization *q, const char *file, cons
     return ok;
 }
 
-QUANTIZATION_API void quantization_free(quantization *q) {
+void quantization_free(quantization *q) {
     for (size_t i = 0; i < q->n_groups; i++) quantizationi_free_names(&q->targets[i]);
     quantizationi_free_names(&q->ignored);
     json_free(&q->document);
     memset(q, 0, sizeof *q);
 }
 
-QUANTIZATION_API const quantization_scheme *quantization_of(const quantization *q,
-                                                            const char *name) {
+const quantization_scheme *quantization_of(const quantization *q, const char *name) {
     for (size_t i = 0; i < q->n_groups; i++)
         if (quantizationi_has(&q->targets[i], name))
             return quantizationi_has(&q->ignored, name) ? NULL : &q->schemes[i];

@@ -5,9 +5,9 @@
  *     build/quantize MODEL_DIR OUT_DIR --format int8
  *
  * quantize.h says what numbers become, quantize_config.h which matrices are quantised. Here are the
- * files: those matrices are replaced, every other tensor is copied bit for bit, each shard becomes a shard of the same name,
- * config.json says in quantization_config what was done and is otherwise the same text, and other
- * files are copied, but for safetensors.
+ * files: those matrices are replaced, every other tensor is copied bit for bit, each shard becomes a
+ * shard of the same name, config.json says in quantization_config what was done and is otherwise the
+ * same text, and other files are copied, but for safetensors.
  *
  * Shards are read and written as streams, some rows at a time. What is held in memory does not
  * depend on the number of layers or experts: buffers of BLOCK_BYTES, the scales of one matrix, and
@@ -16,15 +16,13 @@
  *
  * Exit status: 0, or 1 for bad input, or 2 for bad usage, with one line on stderr.
  */
-#define KDA_NO_SIMD /* of kda.h nothing runs here */
-#define QUANTIZE_CONFIG_IMPLEMENTATION
-#include "quantize_config.h"
-
 #include "arguments.h"
 #include "output.h"
+#include "quantize_config.h"
 #include "safetensors_write.h"
 #include "signals.h"
 
+#include <math.h>
 #include <time.h>
 
 #if JSON_POSIX

@@ -27,8 +27,6 @@
  *               which clips what is above 6 * 2^x), one more, and one less
  *   Where all elements are zero s is 1, z is 0, x is 0. A candidate that rounds to zero is the least
  *   positive bf16 number instead.
- *
- * Every function is static: this header is for programs of one source file.
  */
 #ifndef QUANTIZE_H
 #define QUANTIZE_H
@@ -48,9 +46,9 @@ typedef struct quantize_format {
 } quantize_format;
 
 /* Of a row of `cols` elements: scales, bytes of codes, and bytes of one scale. */
-LINEAR_API size_t quantize_groups(const quantize_format *f, size_t cols);
-LINEAR_API size_t quantize_row_bytes(const quantize_format *f, size_t cols);
-LINEAR_API size_t quantize_scale_bytes(const quantize_format *f);
+size_t quantize_groups(const quantize_format *f, size_t cols);
+size_t quantize_row_bytes(const quantize_format *f, size_t cols);
+size_t quantize_scale_bytes(const quantize_format *f);
 
 /* Quantises w [cols], finite numbers; cols is a multiple of f->group, which is
  * even. Codes, quantize_row_bytes of
@@ -58,13 +56,13 @@ LINEAR_API size_t quantize_scale_bytes(const quantize_format *f);
  * byte, INT4 as q + 8 and MXFP4 as the sign and the place of |m| in the list above; what is left of
  * the last byte or word is 0. Scales, little-endian, one a group: bf16, or MXFP4 the byte x + 127.
  * Zeros, one a group, if f->asymmetric. Returns the sum of the squared errors. */
-LINEAR_API double quantize_row(const quantize_format *f, const float *w, size_t cols,
-                               unsigned char *codes, unsigned char *scales, signed char *zeros);
+double quantize_row(const quantize_format *f, const float *w, size_t cols, unsigned char *codes,
+                    unsigned char *scales, signed char *zeros);
 
 /* Packs the zeros [rows][groups] of a matrix into words [ceil(rows / 8)][groups], little-endian:
  * row r is z + 8 in bits 4 (r % 8) to 4 (r % 8) + 3 of word r / 8. */
-LINEAR_API void quantize_pack_zeros(const signed char *zeros, size_t rows, size_t groups,
-                                    unsigned char *words);
+void quantize_pack_zeros(const signed char *zeros, size_t rows, size_t groups,
+                         unsigned char *words);
 
 #endif
 
@@ -81,11 +79,11 @@ LINEAR_API void quantize_pack_zeros(const signed char *zeros, size_t rows, size_
 
 /* ---- Sizes ---- */
 
-LINEAR_API size_t quantize_groups(const quantize_format *f, size_t cols) {
+size_t quantize_groups(const quantize_format *f, size_t cols) {
     return f->group ? cols / f->group : 1;
 }
 
-LINEAR_API size_t quantize_row_bytes(const quantize_format *f, size_t cols) {
+size_t quantize_row_bytes(const quantize_format *f, size_t cols) {
     switch (f->kind) {
     case QUANTIZE_INT8: return cols;
     case QUANTIZE_INT4: return cols / 8 * 4 + (cols % 8 ? 4 : 0);
@@ -94,7 +92,7 @@ LINEAR_API size_t quantize_row_bytes(const quantize_format *f, size_t cols) {
     return cols / 2 + cols % 2;
 }
 
-LINEAR_API size_t quantize_scale_bytes(const quantize_format *f) {
+size_t quantize_scale_bytes(const quantize_format *f) {
     return f->kind == QUANTIZE_MXFP4 ? 1 : 2;
 }
 
@@ -317,8 +315,8 @@ static void quantizei_store_scale(const quantize_format *f, float scale, unsigne
     }
 }
 
-LINEAR_API double quantize_row(const quantize_format *f, const float *w, size_t cols,
-                               unsigned char *codes, unsigned char *scales, signed char *zeros) {
+double quantize_row(const quantize_format *f, const float *w, size_t cols, unsigned char *codes,
+                    unsigned char *scales, signed char *zeros) {
     size_t groups = quantize_groups(f, cols), group = cols / groups;
     double squares = 0;
     memset(codes, 0, quantize_row_bytes(f, cols));
@@ -332,8 +330,8 @@ LINEAR_API double quantize_row(const quantize_format *f, const float *w, size_t 
     return squares;
 }
 
-LINEAR_API void quantize_pack_zeros(const signed char *zeros, size_t rows, size_t groups,
-                                    unsigned char *words) {
+void quantize_pack_zeros(const signed char *zeros, size_t rows, size_t groups,
+                         unsigned char *words) {
     memset(words, 0, (rows + 7) / 8 * groups * 4);
     for (size_t r = 0; r < rows; r++)
         for (size_t k = 0; k < groups; k++) {

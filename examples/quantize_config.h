@@ -8,8 +8,6 @@
  * quantization_config has the keys that compressed-tensors writes. Its group has the target
  * "Linear", and `ignore` names every other Linear: each tensor of two dimensions that ends in
  * ".weight", but for embeddings and convolutions.
- *
- * Every function is static: this header is for programs of one source file.
  */
 #ifndef QUANTIZE_CONFIG_H
 #define QUANTIZE_CONFIG_H
@@ -24,19 +22,18 @@
  * shorter than QUANTIZE_NAME / 2. */
 #define QUANTIZE_NAME 192
 #define QUANTIZE_EXAMPLE "model.layers.0.self_attn.o_proj.weight"
-LINEAR_API bool quantize_is_chosen(const char *name);
+bool quantize_is_chosen(const char *name);
 
-LINEAR_API bool quantize_ends_with(const char *name, const char *end);
+bool quantize_ends_with(const char *name, const char *end);
 
 /* Is this the config.json of a model that is not quantised? `path` names it in messages. */
-LINEAR_API bool quantize_config_check(const char *path, const char *bytes, size_t length, error *e);
+bool quantize_config_check(const char *path, const char *bytes, size_t length, error *e);
 
 /* Makes the text of a quantised model's config.json, for the caller to free: that of `old`, which
  * quantize_config_check has passed, with one member more, the last of its text_config or, if it has
  * none, of the whole. `model` is the one before. *extended is there to be freed on failure too. */
-LINEAR_API bool quantize_config_extend(const quantize_format *f, const st_checkpoint *model,
-                                       const char *path, const char *old, char **extended,
-                                       error *e);
+bool quantize_config_extend(const quantize_format *f, const st_checkpoint *model, const char *path,
+                            const char *old, char **extended, error *e);
 
 #endif
 
@@ -71,23 +68,23 @@ static const char *const quantizei_chosen[] = {
     "model.layers.#.block_sparse_moe.shared_experts.up_proj.weight",
     "model.layers.#.block_sparse_moe.shared_experts.down_proj.weight"};
 
-static bool quantizei_matches(const char *name, const char *pattern) {
-    for (; *pattern; pattern++)
-        if (*pattern == '#') {
+static bool quantizei_matches(const char *name, const char *form) {
+    for (; *form; form++)
+        if (*form == '#') {
             if (!isdigit((unsigned char)*name)) return false;
             while (isdigit((unsigned char)*name)) name++;
-        } else if (*name++ != *pattern) {
+        } else if (*name++ != *form) {
             return false;
         }
     return *name == '\0';
 }
 
-LINEAR_API bool quantize_ends_with(const char *name, const char *end) {
+bool quantize_ends_with(const char *name, const char *end) {
     size_t length = strlen(name), rest = strlen(end);
     return length >= rest && strcmp(name + length - rest, end) == 0;
 }
 
-LINEAR_API bool quantize_is_chosen(const char *name) {
+bool quantize_is_chosen(const char *name) {
     static const char prefix[] = "language_model.";
     if (strncmp(name, prefix, sizeof prefix - 1) == 0) name += sizeof prefix - 1;
     for (size_t i = 0; i < sizeof quantizei_chosen / sizeof *quantizei_chosen; i++)
@@ -259,9 +256,8 @@ static void quantizei_describe(quantizei_text *t, const quantize_format *f,
     quantizei_line(t, 0, "}");
 }
 
-LINEAR_API bool quantize_config_extend(const quantize_format *f, const st_checkpoint *model,
-                                       const char *path, const char *old, char **extended,
-                                       error *e) {
+bool quantize_config_extend(const quantize_format *f, const st_checkpoint *model, const char *path,
+                            const char *old, char **extended, error *e) {
     const char *root = quantizei_past_space(old), *nested = quantizei_find(root, "\"text_config\"");
     const char *object = nested ? nested : root, *end = quantizei_past(object) - 1;
     char *start = quantizei_line_start(object), *outer = quantizei_line_start(root);
@@ -281,8 +277,7 @@ LINEAR_API bool quantize_config_extend(const quantize_format *f, const st_checkp
 }
 
 /* A model that has not been quantised: its config.json says nothing of it. */
-LINEAR_API bool quantize_config_check(const char *path, const char *bytes, size_t length,
-                                      error *e) {
+bool quantize_config_check(const char *path, const char *bytes, size_t length, error *e) {
     static const char key[] = "quantization_config";
     json document;
     if (!json_parse(&document, path, bytes, length, e)) return false;

@@ -1,7 +1,7 @@
 /* run_options.h - the options of a program about how a model runs: threads, instruction set, cache,
  * weights in memory.
  *
- * Every function is static: this header is for programs of one source file.
+ * Every function is static.
  */
 #ifndef RUN_OPTIONS_H
 #define RUN_OPTIONS_H
@@ -14,12 +14,6 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#if defined(__GNUC__)
-#define RUN_OPTIONS_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define RUN_OPTIONS_API static
-#endif
 
 typedef struct run_options {
     size_t threads;
@@ -70,7 +64,7 @@ static bool run_optionsi_cache(const char *name, const char *text, void *place, 
     "  --isa NAME          auto, scalar, avx2, avx512 or neon: which kernels run (default:\n"      \
     "                      $KDA_ISA, or auto)\n"
 
-RUN_OPTIONS_API bool run_options_default(run_options *how, error *e) {
+static inline bool run_options_default(run_options *how, error *e) {
     const char *isa = getenv("KDA_ISA");
     memset(how, 0, sizeof *how);
     how->threads = parallel_default();
@@ -79,8 +73,8 @@ RUN_OPTIONS_API bool run_options_default(run_options *how, error *e) {
 }
 
 /* Opens a model, and brings its weights into memory if that is wanted. */
-RUN_OPTIONS_API bool run_options_open(const run_options *how, hybrid_model *model,
-                                      const char *directory, error *e) {
+static inline bool run_options_open(const run_options *how, hybrid_model *model,
+                                    const char *directory, error *e) {
     if (!hybrid_open(model, directory, e)) return false;
     if (how->prefault || how->lock) st_prefault(&model->checkpoint);
     if (!how->lock || st_lock(&model->checkpoint, e)) return true;
@@ -89,8 +83,8 @@ RUN_OPTIONS_API bool run_options_open(const run_options *how, hybrid_model *mode
 }
 
 /* Sets how a model's calls run, in the threads of an open pool. */
-RUN_OPTIONS_API bool run_options_apply(const run_options *how, const hybrid_model *model,
-                                       parallel *pool, linear_run *run, error *e) {
+static inline bool run_options_apply(const run_options *how, const hybrid_model *model,
+                                     parallel *pool, linear_run *run, error *e) {
     run->isa = how->isa;
     run->pool = pool;
     run->bf16_dots = how->bf16_dots;
@@ -98,7 +92,7 @@ RUN_OPTIONS_API bool run_options_apply(const run_options *how, const hybrid_mode
            error_set(e,
                      "--bf16-dots: expected --cache bf16, a processor with AVX512-BF16 and "
                      "latents in whole steps of %d",
-                     KERNELS_BF16_STEP);
+                     LINEAR_BF16_STEP);
 }
 
 #endif

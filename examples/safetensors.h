@@ -45,8 +45,6 @@
  *
  * ERRORS
  *   One sentence in `error` that names the file and the tensor.
- *
- * Every function is static: this header is for programs of one source file.
  */
 #ifndef SAFETENSORS_H
 #define SAFETENSORS_H
@@ -58,12 +56,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#if defined(__GNUC__)
-#define ST_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define ST_API static
-#endif
 
 #define ST_MAX_DIMS 8
 
@@ -112,46 +104,45 @@ typedef struct st_checkpoint {
 /* Opens a directory's model.safetensors or, if that is not there, the files that its
  * model.safetensors.index.json lists. On failure, of this as of the next two, the checkpoint is
  * empty: closing it is allowed, not needed. */
-ST_API bool st_open(st_checkpoint *c, const char *directory, error *e);
+bool st_open(st_checkpoint *c, const char *directory, error *e);
 
 /* Opens one file. */
-ST_API bool st_open_file(st_checkpoint *c, const char *path, error *e);
+bool st_open_file(st_checkpoint *c, const char *path, error *e);
 
 /* Opens the contents of a file. The bytes stay the caller's and must outlive the checkpoint; `name`
  * stands for the path in messages. */
-ST_API bool st_open_memory(st_checkpoint *c, const char *name, const void *bytes, size_t size,
-                           error *e);
+bool st_open_memory(st_checkpoint *c, const char *name, const void *bytes, size_t size, error *e);
 
-ST_API void st_close(st_checkpoint *c);
+void st_close(st_checkpoint *c);
 
 /* Reads all of the files into memory, as far as it has room, so that no later use of a tensor waits
  * for the disk. Nothing where files are not mapped: they are in memory. */
-ST_API void st_prefault(const st_checkpoint *c);
+void st_prefault(const st_checkpoint *c);
 
 /* The same, and keeps them there until st_close: the system may not take a page of them for other
  * uses. An error where it does not allow that much, with the limit it names; some files may then be
  * locked, which does no harm. */
-ST_API bool st_lock(const st_checkpoint *c, error *e);
+bool st_lock(const st_checkpoint *c, error *e);
 
 /* Which file holds this address, and at which byte; NULL if none does. For a signal handler: it reads
  * the checkpoint, which may be one that is being opened, and calls nothing. */
-ST_API const char *st_file_at(const st_checkpoint *c, const void *address, size_t *offset);
+const char *st_file_at(const st_checkpoint *c, const void *address, size_t *offset);
 
 /* The tensor with exactly this name, or NULL. Does not depend on how many there are. */
-ST_API const st_tensor *st_find(const st_checkpoint *c, const char *name);
+const st_tensor *st_find(const st_checkpoint *c, const char *name);
 
 /* All tensors, in the order of the header or the index; NULL past the last. */
-ST_API size_t st_count(const st_checkpoint *c);
-ST_API const st_tensor *st_at(const st_checkpoint *c, size_t index);
+size_t st_count(const st_checkpoint *c);
+const st_tensor *st_at(const st_checkpoint *c, size_t index);
 
 /* Name and bytes per element of a type. */
-ST_API const char *st_dtype_name(st_dtype dtype);
-ST_API size_t st_dtype_size(st_dtype dtype);
+const char *st_dtype_name(st_dtype dtype);
+size_t st_dtype_size(st_dtype dtype);
 
 /* Writes a shape for messages, "[128, 64]", into `text` of ST_SHAPE_TEXT bytes, and returns it.
  * n_dims is at most ST_MAX_DIMS. */
 #define ST_SHAPE_TEXT 192
-ST_API const char *st_shape(const size_t *dims, size_t n_dims, char *text);
+const char *st_shape(const size_t *dims, size_t n_dims, char *text);
 
 /* Elements of tensor data: any alignment, any byte order of the machine. */
 static inline uint16_t st_load_u16(const void *at) {
@@ -224,15 +215,15 @@ static const struct sti_type {
                  {"I16", 2},  {"I8", 1},      {"U64", 8},     {"U32", 4},    {"U16", 2}, {"U8", 1},
                  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}};
 
-ST_API const char *st_dtype_name(st_dtype dtype) {
+const char *st_dtype_name(st_dtype dtype) {
     return sti_types[dtype].name;
 }
 
-ST_API size_t st_dtype_size(st_dtype dtype) {
+size_t st_dtype_size(st_dtype dtype) {
     return sti_types[dtype].size;
 }
 
-ST_API const char *st_shape(const size_t *dims, size_t n_dims, char *text) {
+const char *st_shape(const size_t *dims, size_t n_dims, char *text) {
     size_t used = 0;
     text[used++] = '[';
     for (size_t i = 0; i < n_dims; i++)
@@ -664,8 +655,7 @@ static bool sti_opened(st_checkpoint *c, bool ok) {
     return ok;
 }
 
-ST_API bool st_open_memory(st_checkpoint *c, const char *name, const void *bytes, size_t size,
-                           error *e) {
+bool st_open_memory(st_checkpoint *c, const char *name, const void *bytes, size_t size, error *e) {
     memset(c, 0, sizeof *c);
     sti_file *file = sti_new_file(c, name, e);
     if (!file) return sti_opened(c, false);
@@ -674,7 +664,7 @@ ST_API bool st_open_memory(st_checkpoint *c, const char *name, const void *bytes
     return sti_opened(c, sti_open_single(c, file, e));
 }
 
-ST_API bool st_open_file(st_checkpoint *c, const char *path, error *e) {
+bool st_open_file(st_checkpoint *c, const char *path, error *e) {
     memset(c, 0, sizeof *c);
     sti_file *file = sti_new_file(c, path, e);
     return sti_opened(c, file && sti_load(file, e) && sti_open_single(c, file, e));
@@ -691,7 +681,7 @@ static bool sti_open_directory(st_checkpoint *c, const char *directory, const ch
                      directory);
 }
 
-ST_API bool st_open(st_checkpoint *c, const char *directory, error *e) {
+bool st_open(st_checkpoint *c, const char *directory, error *e) {
     memset(c, 0, sizeof *c);
     char *single = sti_join(directory, "model.safetensors");
     char *index = sti_join(directory, "model.safetensors.index.json");
@@ -702,7 +692,7 @@ ST_API bool st_open(st_checkpoint *c, const char *directory, error *e) {
     return sti_opened(c, ok);
 }
 
-ST_API void st_close(st_checkpoint *c) {
+void st_close(st_checkpoint *c) {
     for (size_t i = 0; i < c->n_files; i++) {
         sti_unload(&c->files[i]);
         free(c->files[i].path);
@@ -713,17 +703,17 @@ ST_API void st_close(st_checkpoint *c) {
     memset(c, 0, sizeof *c);
 }
 
-ST_API void st_prefault(const st_checkpoint *c) {
+void st_prefault(const st_checkpoint *c) {
     for (size_t i = 0; i < c->n_files; i++) sti_prefault(&c->files[i]);
 }
 
-ST_API bool st_lock(const st_checkpoint *c, error *e) {
+bool st_lock(const st_checkpoint *c, error *e) {
     for (size_t i = 0; i < c->n_files; i++)
         if (!sti_lock(&c->files[i], e)) return false;
     return true;
 }
 
-ST_API const char *st_file_at(const st_checkpoint *c, const void *address, size_t *offset) {
+const char *st_file_at(const st_checkpoint *c, const void *address, size_t *offset) {
     for (size_t i = 0; i < c->n_files; i++) {
         const sti_file *file = &c->files[i];
         uintptr_t first = (uintptr_t)file->bytes, at = (uintptr_t)address;
@@ -734,17 +724,17 @@ ST_API const char *st_file_at(const st_checkpoint *c, const void *address, size_
     return NULL;
 }
 
-ST_API const st_tensor *st_find(const st_checkpoint *c, const char *name) {
+const st_tensor *st_find(const st_checkpoint *c, const char *name) {
     size_t place = json_find(c->names, name, strlen(name));
     if (place == JSON_NOT_FOUND || place == c->metadata) return NULL;
     return &c->tensors[sti_index(c, place)];
 }
 
-ST_API size_t st_count(const st_checkpoint *c) {
+size_t st_count(const st_checkpoint *c) {
     return c->count;
 }
 
-ST_API const st_tensor *st_at(const st_checkpoint *c, size_t index) {
+const st_tensor *st_at(const st_checkpoint *c, size_t index) {
     return index < c->count ? &c->tensors[index] : NULL;
 }
 

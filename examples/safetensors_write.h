@@ -11,8 +11,7 @@
  * header. It begins with {"__metadata__":{"format":"pt"}, without which some readers refuse a
  * checkpoint, and is padded with spaces so that the data starts at a multiple of 8 bytes.
  *
- * Include it after safetensors.h with its bodies.
- * Every function is static: this header is for programs of one source file.
+ * Every function is static.
  */
 #ifndef SAFETENSORS_WRITE_H
 #define SAFETENSORS_WRITE_H
@@ -31,32 +30,32 @@ typedef struct st_writer {
 } st_writer;
 
 /* The path must live as long as the writer. Whatever this returns, st_writer_close ends it. */
-ST_API bool st_writer_open(st_writer *w, const char *path, error *e);
+static inline bool st_writer_open(st_writer *w, const char *path, error *e);
 
 /* The next tensor, before any data. Its bytes must fit 64 bits, and a name occurs once: neither is
  * checked. A name is UTF-8. */
-ST_API bool st_writer_add(st_writer *w, const char *name, st_dtype dtype, const size_t *dims,
-                          size_t n_dims, error *e);
+static inline bool st_writer_add(st_writer *w, const char *name, st_dtype dtype, const size_t *dims,
+                                 size_t n_dims, error *e);
 
 /* The next n bytes of data, across tensors as they come: little-endian elements. Floats are F32. */
-ST_API bool st_writer_bytes(st_writer *w, const void *bytes, size_t n, error *e);
-ST_API bool st_writer_floats(st_writer *w, const float *values, size_t n, error *e);
+static inline bool st_writer_bytes(st_writer *w, const void *bytes, size_t n, error *e);
+static inline bool st_writer_floats(st_writer *w, const float *values, size_t n, error *e);
 
 /* All data that is still to come is zeros, which take no room on a disk that can leave holes. */
-ST_API bool st_writer_zeros(st_writer *w, error *e);
+static inline bool st_writer_zeros(st_writer *w, error *e);
 
 /* Ends the file; `ok`: all went well so far. Data that is short of what was added is a failure, and
  * on failure nothing is left of the file. */
-ST_API bool st_writer_close(st_writer *w, bool ok, error *e);
+static inline bool st_writer_close(st_writer *w, bool ok, error *e);
 
 /* Writes `text` as a JSON string, quotes included, into `out` of ST_QUOTED(strlen(text)) bytes;
  * returns its length. */
 #define ST_QUOTED(length) (6 * (length) + 3)
-ST_API size_t st_quote(const char *text, char *out);
+static inline size_t st_quote(const char *text, char *out);
 
 /* ---- Bodies ---- */
 
-ST_API size_t st_quote(const char *text, char *out) {
+static inline size_t st_quote(const char *text, char *out) {
     size_t n = 0;
     out[n++] = '"';
     for (; *text; text++) {
@@ -82,7 +81,7 @@ static bool sti_writer_reserve(st_writer *w, size_t more, error *e) {
     return true;
 }
 
-ST_API bool st_writer_open(st_writer *w, const char *path, error *e) {
+static inline bool st_writer_open(st_writer *w, const char *path, error *e) {
     static const char start[] = "{\"__metadata__\":{\"format\":\"pt\"}";
     memset(w, 0, sizeof *w);
     if (!output_open(&w->out, path, e) || !sti_writer_reserve(w, sizeof start, e)) return false;
@@ -91,8 +90,8 @@ ST_API bool st_writer_open(st_writer *w, const char *path, error *e) {
     return true;
 }
 
-ST_API bool st_writer_add(st_writer *w, const char *name, st_dtype dtype, const size_t *dims,
-                          size_t n_dims, error *e) {
+static inline bool st_writer_add(st_writer *w, const char *name, st_dtype dtype, const size_t *dims,
+                                 size_t n_dims, error *e) {
     char shape[ST_SHAPE_TEXT];
     uint64_t bytes = st_dtype_size(dtype);
     size_t most = ST_QUOTED(strlen(name)) + ST_SHAPE_TEXT + 128;
@@ -131,15 +130,15 @@ static bool sti_writer_claim(st_writer *w, uint64_t n, error *e) {
     return true;
 }
 
-ST_API bool st_writer_bytes(st_writer *w, const void *bytes, size_t n, error *e) {
+static inline bool st_writer_bytes(st_writer *w, const void *bytes, size_t n, error *e) {
     return sti_writer_claim(w, n, e) && output_bytes(&w->out, bytes, n, e);
 }
 
-ST_API bool st_writer_floats(st_writer *w, const float *values, size_t n, error *e) {
+static inline bool st_writer_floats(st_writer *w, const float *values, size_t n, error *e) {
     return sti_writer_claim(w, 4 * (uint64_t)n, e) && output_floats(&w->out, values, n, e);
 }
 
-ST_API bool st_writer_zeros(st_writer *w, error *e) {
+static inline bool st_writer_zeros(st_writer *w, error *e) {
     static const unsigned char zero = 0;
     uint64_t left = w->declared - w->written;
     if (!sti_writer_claim(w, left, e) || left == 0) return left == 0;
@@ -153,7 +152,7 @@ ST_API bool st_writer_zeros(st_writer *w, error *e) {
     return output_bytes(&w->out, &zero, 1, e);
 }
 
-ST_API bool st_writer_close(st_writer *w, bool ok, error *e) {
+static inline bool st_writer_close(st_writer *w, bool ok, error *e) {
     ok = ok && sti_writer_start(w, e);
     if (ok && w->written != w->declared)
         ok = error_set(e, "%s: expected %llu bytes of data, found %llu", w->out.path,

@@ -33,7 +33,7 @@
  *   O(n) for a vocabulary of n, and O(log n) for each rank that is looked at: k of top-k, what
  *   top-p keeps, and how far the draw goes.
  *
- * Every function is static: this header is for programs of one source file.
+ * Every function is static.
  */
 #ifndef SAMPLE_H
 #define SAMPLE_H
@@ -49,12 +49,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__GNUC__)
-#define SAMPLE_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define SAMPLE_API static
-#endif
-
 typedef struct sample_options {
     double temperature;        /* 0: the most likely */
     size_t top_k;              /* 0: all */
@@ -63,7 +57,7 @@ typedef struct sample_options {
     uint64_t seed;
 } sample_options;
 
-SAMPLE_API sample_options sample_defaults(void) {
+static inline sample_options sample_defaults(void) {
     sample_options options = {0, 0, 1, 0, 1, 1};
     return options;
 }
@@ -114,20 +108,20 @@ typedef struct sampler {
 } sampler;
 
 /* Bytes that an open sampler holds beside itself. */
-SAMPLE_API size_t sampler_bytes(const sample_options *options, size_t vocab) {
+static inline size_t sampler_bytes(const sample_options *options, size_t vocab) {
     size_t bytes = 0;
     if (options->temperature > 0) bytes += sizeof(sample_candidate);
     if (options->repetition_penalty != 1) bytes += sizeof(float) + 1;
     return bytes * vocab;
 }
 
-SAMPLE_API void sampler_close(sampler *s) {
+static inline void sampler_close(sampler *s) {
     free(s->candidates), free(s->logits), free(s->seen);
     memset(s, 0, sizeof *s);
 }
 
 /* For vocab ids, at least 1. On failure it is empty: closing it is allowed, not needed. */
-SAMPLE_API bool sampler_open(sampler *s, const sample_options *options, size_t vocab, error *e) {
+static inline bool sampler_open(sampler *s, const sample_options *options, size_t vocab, error *e) {
     bool draws = options->temperature > 0, penalises = options->repetition_penalty != 1;
     memset(s, 0, sizeof *s);
     if (vocab <= SIZE_MAX / sizeof *s->candidates) {
@@ -147,18 +141,18 @@ SAMPLE_API bool sampler_open(sampler *s, const sample_options *options, size_t v
 }
 
 /* These ids are in the context. */
-SAMPLE_API void sampler_read(sampler *s, const uint32_t *ids, size_t n) {
+static inline void sampler_read(sampler *s, const uint32_t *ids, size_t n) {
     for (size_t i = 0; s->seen && i < n; i++)
         if (ids[i] < s->vocab) s->seen[ids[i]] = 1;
 }
 
 /* Nothing is in the context. */
-SAMPLE_API void sampler_forget(sampler *s) {
+static inline void sampler_forget(sampler *s) {
     if (s->seen) memset(s->seen, 0, s->vocab);
 }
 
 /* The first by rank; 0 where every logit is -inf or NaN. */
-SAMPLE_API uint32_t sample_most_likely(const float *logits, size_t vocab) {
+static inline uint32_t sample_most_likely(const float *logits, size_t vocab) {
     float largest = -HUGE_VALF;
     size_t best = 0;
     for (size_t i = 0; i < vocab; i++)
@@ -275,7 +269,7 @@ static uint32_t samplei_draw(sampler *s, const float *logits) {
 }
 
 /* The next token by logits [vocab], which is in the context from then on. */
-SAMPLE_API uint32_t sampler_next(sampler *s, const float *logits) {
+static inline uint32_t sampler_next(sampler *s, const float *logits) {
     if (s->seen) logits = samplei_penalise(s, logits);
     uint32_t id = s->candidates ? samplei_draw(s, logits) : sample_most_likely(logits, s->vocab);
     sampler_read(s, &id, 1);

@@ -29,8 +29,6 @@
  *     1120   8 bytes   checksum of all before it
  *     1128   per layer: KDA: state and windows, float32; full attention: the rows of the cache
  *            8 bytes   checksum of these contents, begun with that of the header
- *
- * Every function is static: this header is for programs of one source file.
  */
 #ifndef HYBRID_SAVED_H
 #define HYBRID_SAVED_H
@@ -41,17 +39,17 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-HYBRID_API bool hybrid_session_save(const hybrid_session *session, const char *path, error *e);
+bool hybrid_session_save(const hybrid_session *session, const char *path, error *e);
 
 /* Takes a session over from a file, whatever it had read before. A file that is short, long,
  * altered, of another version, model, type of cache, or with more tokens than the session's
  * capacity is refused by one sentence, and the session is as it was: the file is read once to check
  * it and once more into place. If it changes or fails between the two, the session is left empty.
  */
-HYBRID_API bool hybrid_session_load(hybrid_session *session, const char *path, error *e);
+bool hybrid_session_load(hybrid_session *session, const char *path, error *e);
 
 /* The number of tokens in a file with a sound header: for choosing a session's capacity. */
-HYBRID_API bool hybrid_saved_tokens(const char *path, size_t *n_tokens, error *e);
+bool hybrid_saved_tokens(const char *path, size_t *n_tokens, error *e);
 
 #endif
 
@@ -62,6 +60,9 @@ HYBRID_API bool hybrid_saved_tokens(const char *path, size_t *n_tokens, error *e
 #define HYBRID_IMPLEMENTATION
 #endif
 #include "hybrid.h"
+#if !defined(OUTPUT_IMPLEMENTATION)
+#define OUTPUT_IMPLEMENTATION
+#endif
 #include "output.h"
 
 #include <errno.h>
@@ -312,7 +313,7 @@ static bool hybridi_move_all(hybridi_stream *s, const hybrid_session *session, s
 
 /* ---- Calls ---- */
 
-HYBRID_API bool hybrid_session_save(const hybrid_session *session, const char *path, error *e) {
+bool hybrid_session_save(const hybrid_session *session, const char *path, error *e) {
     unsigned char bytes[HYBRIDI_HEADER_BYTES];
     hybridi_header header = hybridi_header_of(session);
     output out;
@@ -363,7 +364,7 @@ static FILE *hybridi_open_saved(const char *path, error *e) {
     return file;
 }
 
-HYBRID_API bool hybrid_session_load(hybrid_session *session, const char *path, error *e) {
+bool hybrid_session_load(hybrid_session *session, const char *path, error *e) {
     FILE *file = hybridi_open_saved(path, e);
     if (!file) return false;
     bool ok = hybridi_load(session, file, path, e);
@@ -371,7 +372,7 @@ HYBRID_API bool hybrid_session_load(hybrid_session *session, const char *path, e
     return ok;
 }
 
-HYBRID_API bool hybrid_saved_tokens(const char *path, size_t *n_tokens, error *e) {
+bool hybrid_saved_tokens(const char *path, size_t *n_tokens, error *e) {
     hybridi_header header;
     FILE *file = hybridi_open_saved(path, e);
     if (!file) return false;

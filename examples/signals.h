@@ -16,8 +16,7 @@
  *   SIGXFSZ   is ignored: what reaches the limit of a file's size (ulimit -f) fails to be written,
  *             and that is reported
  *
- * Nothing where JSON_POSIX is 0. Every function is static: this header is for programs of one source
- * file. Include it after safetensors.h with its bodies.
+ * Nothing where JSON_POSIX is 0. Every function is static.
  */
 #ifndef SIGNALS_H
 #define SIGNALS_H
@@ -33,18 +32,12 @@
 #include <unistd.h>
 #endif
 
-#if defined(__GNUC__)
-#define SIGNALS_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define SIGNALS_API static
-#endif
-
 static const char *signalsi_program;
 static const st_checkpoint *volatile signalsi_checkpoint;
 
 /* Watches a checkpoint, which may be closed as yet (all zero), be opened and be closed again; one at
  * a time. NULL ends it, as must come before its memory goes. */
-SIGNALS_API void signals_watch(const st_checkpoint *checkpoint) {
+static inline void signals_watch(const st_checkpoint *checkpoint) {
     signalsi_checkpoint = checkpoint;
 }
 
@@ -99,7 +92,7 @@ static void signalsi_end(int number) {
 }
 
 /* `program` begins the line about a file. */
-SIGNALS_API void signals_catch(const char *program) {
+static inline void signals_catch(const char *program) {
     static const int ends[] = {SIGHUP, SIGINT, SIGPIPE, SIGTERM};
     struct sigaction action, before;
     signalsi_program = program;
@@ -122,7 +115,7 @@ SIGNALS_API void signals_catch(const char *program) {
 
 #else
 
-SIGNALS_API void signals_catch(const char *program) {
+static inline void signals_catch(const char *program) {
     signalsi_program = program;
 }
 

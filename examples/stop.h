@@ -4,8 +4,7 @@
  * key, of config.json, or of text_config in it; without that either, the special tokens that have
  * one of the names that Kimi models give to such: [EOS], <|im_end|>, <|end_of_msg|>.
  *
- * Every function is static: this header is for programs of one source file. Include it after
- * tokenizer.h with its bodies.
+ * Every function is static.
  */
 #ifndef STOP_H
 #define STOP_H
@@ -22,15 +21,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#if defined(__GNUC__)
-#define STOP_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define STOP_API static
-#endif
-
 #define STOPI_FILE_LIMIT ((size_t)1 << 26)
 
-STOP_API bool stop_has(const token_list *stops, uint32_t id) {
+static inline bool stop_has(const token_list *stops, uint32_t id) {
     for (size_t i = 0; i < stops->n; i++)
         if (stops->ids[i] == id) return true;
     return false;
@@ -82,7 +75,8 @@ static bool stopi_read_file(const char *directory, const char *name, token_list 
 
 /* Appends to `stops`, which is empty, those of a model directory; none is no error. `t` is its
  * tokenizer, closed if it has none. */
-STOP_API bool stop_read(const char *directory, const tokenizer *t, token_list *stops, error *e) {
+static inline bool stop_read(const char *directory, const tokenizer *t, token_list *stops,
+                             error *e) {
     static const char *const names[] = {"[EOS]", "<|im_end|>", "<|end_of_msg|>"};
     if (!stopi_read_file(directory, "generation_config.json", stops, e)) return false;
     if (stops->n == 0 && !stopi_read_file(directory, "config.json", stops, e)) return false;

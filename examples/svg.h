@@ -13,7 +13,7 @@
  * a given range, or is not positive on a logarithmic axis is left out and breaks its line; what XML
  * does not allow in text becomes '?'.
  *
- * Every function is static: this header is for programs of one source file.
+ * Every function is static.
  */
 #ifndef SVG_H
 #define SVG_H
@@ -28,12 +28,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#if defined(__GNUC__)
-#define SVG_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define SVG_API static
-#endif
 
 typedef enum svg_scale {
     SVG_LINEAR = 0,
@@ -73,18 +67,18 @@ typedef struct svg {
 
 /* Begins a picture of width x height units, with a title for those who cannot see it. The path must
  * live as long as the picture. */
-SVG_API bool svg_open(svg *s, const char *path, double width, double height, const char *title,
-                      error *e);
+static inline bool svg_open(svg *s, const char *path, double width, double height,
+                            const char *title, error *e);
 
 /* Draws a chart, its labels included, into a box of the picture: at least 160 x 120 units. */
-SVG_API void svg_draw(svg *s, const svg_chart *chart, double left, double top, double width,
-                      double height);
+static inline void svg_draw(svg *s, const svg_chart *chart, double left, double top, double width,
+                            double height);
 
 /* One line of text; size in units. */
-SVG_API void svg_text(svg *s, double x, double y, double size, const char *text);
+static inline void svg_text(svg *s, double x, double y, double size, const char *text);
 
 /* Ends the picture. An error of any write since svg_open is reported here. */
-SVG_API bool svg_close(svg *s, error *e);
+static inline bool svg_close(svg *s, error *e);
 
 /* ---- Text ---- */
 
@@ -133,7 +127,7 @@ static void svgi_label(svg *s, double x, double y, double size, const char *anch
     fputs("</text>\n", s->file);
 }
 
-SVG_API void svg_text(svg *s, double x, double y, double size, const char *text) {
+static inline void svg_text(svg *s, double x, double y, double size, const char *text) {
     svgi_label(s, x, y, size, "start", false, text);
 }
 
@@ -306,8 +300,8 @@ static void svgi_draw_legend(svg *s, const svg_chart *chart, double left, double
     }
 }
 
-SVG_API void svg_draw(svg *s, const svg_chart *chart, double left, double top, double width,
-                      double height) {
+static inline void svg_draw(svg *s, const svg_chart *chart, double left, double top, double width,
+                            double height) {
     svgi_frame f;
     size_t named = 0;
     for (size_t i = 0; i < chart->n_lines; i++) named += chart->lines[i].name != NULL;
@@ -349,8 +343,8 @@ static void svgi_put_colours(svg *s, const svgi_colours *colours) {
                 colours->line[i]);
 }
 
-SVG_API bool svg_open(svg *s, const char *path, double width, double height, const char *title,
-                      error *e) {
+static inline bool svg_open(svg *s, const char *path, double width, double height,
+                            const char *title, error *e) {
     if (!output_open(&s->out, path, e)) return false;
     s->file = s->out.file;
     fprintf(s->file,
@@ -369,7 +363,7 @@ SVG_API bool svg_open(svg *s, const char *path, double width, double height, con
     return true;
 }
 
-SVG_API bool svg_close(svg *s, error *e) {
+static inline bool svg_close(svg *s, error *e) {
     fputs("</svg>\n", s->file);
     bool written = fflush(s->file) == 0 && !ferror(s->file);
     if (!written) error_set(e, "%s: cannot write: %s", s->out.part, strerror(errno));

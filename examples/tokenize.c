@@ -4,10 +4,8 @@
  *
  * Exit status: 0, or 1 for bad input, or 2 for bad usage, with one line on stderr.
  */
-#define TOKENIZER_IMPLEMENTATION
-#include "tokenizer.h"
-
 #include "arguments.h"
+#include "tokenizer.h"
 
 #include <errno.h>
 #include <stdio.h>

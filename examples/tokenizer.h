@@ -59,8 +59,6 @@
  * ERRORS
  *   One sentence in `error` that names the file and the line:
  *   "tiktoken.model: line 3, column 5: expected a base64 digit or a space, found byte 0x00".
- *
- * Every function is static: this header is for programs of one source file.
  */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
@@ -72,12 +70,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#if defined(__GNUC__)
-#define TOKENIZER_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define TOKENIZER_API static
-#endif
 
 #define TOKENIZER_SPECIALS 256
 #define TOKENIZER_MAX_TOKEN 4096 /* bytes */
@@ -100,20 +92,20 @@ typedef struct tokenizer {
 
 /* Opens the tokenizer of a model directory. On failure it is empty: closing it is allowed, not
  * needed. */
-TOKENIZER_API bool tokenizer_open(tokenizer *t, const char *directory, error *e);
-TOKENIZER_API void tokenizer_close(tokenizer *t);
+bool tokenizer_open(tokenizer *t, const char *directory, error *e);
+void tokenizer_close(tokenizer *t);
 
 /* Is there a tokenizer to open? */
-TOKENIZER_API bool tokenizer_is_in(const char *directory);
+bool tokenizer_is_in(const char *directory);
 
 /* Bytes of memory that an open tokenizer holds beside itself. */
-TOKENIZER_API size_t tokenizer_memory(const tokenizer *t);
+size_t tokenizer_memory(const tokenizer *t);
 
 /* Ids are below this. */
-TOKENIZER_API size_t tokenizer_count(const tokenizer *t);
+size_t tokenizer_count(const tokenizer *t);
 
 /* The id of a special token, such as "[EOS]"; false if no special token has this name. */
-TOKENIZER_API bool tokenizer_special(const tokenizer *t, const char *name, uint32_t *id);
+bool tokenizer_special(const tokenizer *t, const char *name, uint32_t *id);
 
 /* ---- Text to ids ---- */
 
@@ -124,14 +116,14 @@ typedef enum tokenizer_flags {
 /* Appends the ids of `length` bytes of text. Of special names that start at one place the longest
  * counts. Adds to *steps, unless `steps` is null, the steps that joining bytes has taken: a measure
  * of cost that no clock disturbs. Fails only for want of memory, and appends nothing then. */
-TOKENIZER_API bool tokenizer_encode(const tokenizer *t, const char *text, size_t length,
-                                    unsigned flags, token_list *ids, uint64_t *steps, error *e);
+bool tokenizer_encode(const tokenizer *t, const char *text, size_t length, unsigned flags,
+                      token_list *ids, uint64_t *steps, error *e);
 
 /* ---- Ids to text ---- */
 
 /* The bytes of a token, for a special one its name; NULL for an id that there is not. They need be
  * no UTF-8 and may hold a NUL; none follows them. */
-TOKENIZER_API const char *tokenizer_bytes(const tokenizer *t, uint32_t id, size_t *length);
+const char *tokenizer_bytes(const tokenizer *t, uint32_t id, size_t *length);
 
 /* Text that comes token by token; starts as {0}. What push and flush return, one after another, is
  * what the tokens hold, never cut within a character: bytes that may yet become one wait. The text
@@ -142,11 +134,11 @@ typedef struct tokenizer_stream {
 } tokenizer_stream;
 
 /* NULL for an id that there is not; the stream is unchanged then. */
-TOKENIZER_API const char *tokenizer_stream_push(tokenizer_stream *stream, const tokenizer *t,
-                                                uint32_t id, size_t *length);
+const char *tokenizer_stream_push(tokenizer_stream *stream, const tokenizer *t, uint32_t id,
+                                  size_t *length);
 
 /* What still waits at the end of the text, which is then no whole character. */
-TOKENIZER_API const char *tokenizer_stream_flush(tokenizer_stream *stream, size_t *length);
+const char *tokenizer_stream_flush(tokenizer_stream *stream, size_t *length);
 
 #endif
 
@@ -199,11 +191,11 @@ static uint32_t tokenizeri_find(const tokenizer *t, const char *bytes, size_t le
     }
 }
 
-TOKENIZER_API size_t tokenizer_count(const tokenizer *t) {
+size_t tokenizer_count(const tokenizer *t) {
     return t->n_ranks + TOKENIZER_SPECIALS;
 }
 
-TOKENIZER_API const char *tokenizer_bytes(const tokenizer *t, uint32_t id, size_t *length) {
+const char *tokenizer_bytes(const tokenizer *t, uint32_t id, size_t *length) {
     if (id >= tokenizer_count(t)) return NULL;
     *length = t->spans[id].length;
     return t->bytes + t->spans[id].at;
@@ -512,7 +504,7 @@ static bool tokenizeri_path(char *path, const char *directory, const char *name,
            error_set(e, "%.60s...: expected a shorter path", directory);
 }
 
-TOKENIZER_API bool tokenizer_is_in(const char *directory) {
+bool tokenizer_is_in(const char *directory) {
     char path[TOKENIZERI_PATH];
     error e;
     return tokenizeri_path(path, directory, "tiktoken.model", &e) && tokenizeri_is_there(path);
@@ -543,7 +535,7 @@ static bool tokenizeri_open(tokenizer *t, const tokenizeri_file *model,
     return ok;
 }
 
-TOKENIZER_API bool tokenizer_open(tokenizer *t, const char *directory, error *e) {
+bool tokenizer_open(tokenizer *t, const char *directory, error *e) {
     tokenizeri_file model = {"", NULL, 0}, config = {"", NULL, 0};
     memset(t, 0, sizeof *t);
     bool ok = tokenizeri_path(model.path, directory, "tiktoken.model", e) &&
@@ -555,12 +547,12 @@ TOKENIZER_API bool tokenizer_open(tokenizer *t, const char *directory, error *e)
     return ok;
 }
 
-TOKENIZER_API size_t tokenizer_memory(const tokenizer *t) {
+size_t tokenizer_memory(const tokenizer *t) {
     if (!t->bytes) return 0;
     return t->n_bytes + tokenizer_count(t) * sizeof *t->spans + (t->mask + 1) * sizeof *t->slots;
 }
 
-TOKENIZER_API void tokenizer_close(tokenizer *t) {
+void tokenizer_close(tokenizer *t) {
     free(t->bytes), free(t->spans), free(t->slots);
     memset(t, 0, sizeof *t);
 }
@@ -865,7 +857,7 @@ static size_t tokenizeri_match_special(const tokenizer *t, const char *text, siz
     return found;
 }
 
-TOKENIZER_API bool tokenizer_special(const tokenizer *t, const char *name, uint32_t *id) {
+bool tokenizer_special(const tokenizer *t, const char *name, uint32_t *id) {
     size_t length = strlen(name);
     uint32_t found;
     if (length == 0 || tokenizeri_match_special(t, name, length, &found) != length) return false;
@@ -915,8 +907,8 @@ static size_t tokenizeri_segment(const tokenizeri_text *s, size_t at, size_t *le
     return at;
 }
 
-TOKENIZER_API bool tokenizer_encode(const tokenizer *t, const char *text, size_t length,
-                                    unsigned flags, token_list *ids, uint64_t *steps, error *e) {
+bool tokenizer_encode(const tokenizer *t, const char *text, size_t length, unsigned flags,
+                      token_list *ids, uint64_t *steps, error *e) {
     tokenizeri_text s = {t, text, length};
     tokenizeri_encoder to = {t, ids, 0, e};
     size_t n = ids->n, left = 0;
@@ -950,8 +942,8 @@ static size_t tokenizeri_unfinished(const char *bytes, size_t n) {
     return 0;
 }
 
-TOKENIZER_API const char *tokenizer_stream_push(tokenizer_stream *stream, const tokenizer *t,
-                                                uint32_t id, size_t *length) {
+const char *tokenizer_stream_push(tokenizer_stream *stream, const tokenizer *t, uint32_t id,
+                                  size_t *length) {
     size_t added, n = stream->waiting;
     const char *bytes = tokenizer_bytes(t, id, &added);
     if (!bytes) return NULL;
@@ -963,7 +955,7 @@ TOKENIZER_API const char *tokenizer_stream_push(tokenizer_stream *stream, const 
     return stream->bytes;
 }
 
-TOKENIZER_API const char *tokenizer_stream_flush(tokenizer_stream *stream, size_t *length) {
+const char *tokenizer_stream_flush(tokenizer_stream *stream, size_t *length) {
     const char *rest = stream->bytes + stream->start;
     *length = stream->waiting;
     stream->waiting = 0;

@@ -1,6 +1,6 @@
 /* tokens.h - lists of token ids: out of a file of numbers, or a text's bytes.
  *
- * Every function is static: this header is for programs of one source file.
+ * Every function is static.
  */
 #ifndef TOKENS_H
 #define TOKENS_H
@@ -16,19 +16,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__GNUC__)
-#define TOKENS_API static __attribute__((unused)) /* a program need not call every function */
-#else
-#define TOKENS_API static
-#endif
-
 /* Zeroed it is empty. */
 typedef struct token_list {
     uint32_t *ids; /* to be freed by the owner */
     size_t n, room;
 } token_list;
 
-TOKENS_API bool tokens_append(token_list *list, uint32_t id, error *e) {
+static inline bool tokens_append(token_list *list, uint32_t id, error *e) {
     if (list->n == list->room) {
         size_t room = list->room ? 2 * list->room : 256;
         uint32_t *ids = room <= SIZE_MAX / 2 / sizeof *ids
@@ -77,7 +71,7 @@ static bool tokensi_bytes(FILE *file, token_list *list, error *e) {
 
 /* Appends what a file holds: ids separated by white space, or bytes, each the id of its value. "-"
  * is standard input. */
-TOKENS_API bool tokens_read(const char *path, bool bytes, token_list *list, error *e) {
+static inline bool tokens_read(const char *path, bool bytes, token_list *list, error *e) {
     bool standard = strcmp(path, "-") == 0;
     const char *name = standard ? "standard input" : path;
     FILE *file = standard ? stdin : fopen(path, "rb");
@@ -90,8 +84,8 @@ TOKENS_API bool tokens_read(const char *path, bool bytes, token_list *list, erro
 
 /* Is a model one whose ids can be bytes? One that brings a tokenizer would not understand them.
  * `what` is what gives the bytes, `instead` what would give ids. */
-TOKENS_API bool tokens_are_bytes(const char *model, const char *what, const char *instead,
-                                 error *e) {
+static inline bool tokens_are_bytes(const char *model, const char *what, const char *instead,
+                                    error *e) {
     char path[4096];
     snprintf(path, sizeof path, "%s/tiktoken.model", model);
     FILE *tokenizer = fopen(path, "rb");

@@ -19,8 +19,6 @@
  *                        int-quantized: I8 [rows][groups]
  *     weight_shape       pack-quantized: I64 [2], rows and cols
  * Source: compressed-tensors, as Kimi-K3 and quantised releases of Kimi-Linear use it.
- *
- * Every function is static: this header is for programs of one source file.
  */
 #ifndef HYBRID_WEIGHTS_H
 #define HYBRID_WEIGHTS_H
@@ -87,8 +85,8 @@ typedef struct hybrid_model {
 } hybrid_model;
 
 /* On failure the model is empty: closing it is allowed, not needed. */
-HYBRID_API bool hybrid_open(hybrid_model *model, const char *directory, error *e);
-HYBRID_API void hybrid_close(hybrid_model *model);
+bool hybrid_open(hybrid_model *model, const char *directory, error *e);
+void hybrid_close(hybrid_model *model);
 
 #endif
 
@@ -563,7 +561,7 @@ static bool hybridi_bind(hybrid_model *model, const quantization *quantized, con
     return ok;
 }
 
-HYBRID_API bool hybrid_open(hybrid_model *model, const char *directory, error *e) {
+bool hybrid_open(hybrid_model *model, const char *directory, error *e) {
     quantization quantized;
     memset(model, 0, sizeof *model);
     if (!hybridi_read_config_file(&model->config, &quantized, directory, e)) return false;
@@ -573,7 +571,7 @@ HYBRID_API bool hybrid_open(hybrid_model *model, const char *directory, error *e
     return ok;
 }
 
-HYBRID_API void hybrid_close(hybrid_model *model) {
+void hybrid_close(hybrid_model *model) {
     free(model->layers);
     free(model->experts);
     free(model->vectors);

@@ -10,8 +10,6 @@
  * layers. They depend on the seed and on the place of the tensor in the list alone, and come from
  * integers and correctly rounded operations: the same bytes on every machine.
  */
-#define HYBRID_CONFIG_IMPLEMENTATION
-#define SAFETENSORS_IMPLEMENTATION
 #include "../examples/config.h"
 #include "../examples/safetensors.h"
 

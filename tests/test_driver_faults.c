@@ -331,6 +331,10 @@ static void files_that_do_not_open(void) {
 }
 
 int main(void) {
+    static const int ends[] = {SIGHUP, SIGINT, SIGPIPE, SIGTERM};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends;
+         i++) /* nohup and & begin programs that ignore some */
+        signal(ends[i], SIG_DFL);
     temporary("driver-faults", work);
     TEST(weights_are_shortened);
     TEST(weights_are_shortened_under_quantize);

@@ -1,5 +1,4 @@
 /* test_hybrid.c - the model driver against the vendor's code, and against damaged checkpoints. */
-#define HYBRID_IMPLEMENTATION
 #include "../examples/hybrid.h"
 
 #include "reader.h"
@@ -363,7 +362,7 @@ static void activations_match_definition(void) {
             want[i] /= 1 + exp(-a);
             want[i] *= linear_beta > 0 ? linear_beta * tanh(b / linear_beta) : b;
         }
-        hybridi_activate(&c, 101, gate, up);
+        hybrid_activate(&c, 101, gate, up);
         CHECK_AT_MOST("activation", test_relative_l2(gate, want, 101), 2e-7);
     }
 }

@@ -1,6 +1,6 @@
 /* test_linear.c - the conversions, every bit pattern of them, and the products of linear.h. */
-#define LINEAR_IMPLEMENTATION
 #include "../examples/linear.h"
+#include "../examples/safetensors.h"
 
 #include "test.h"
 

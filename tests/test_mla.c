@@ -1,5 +1,4 @@
 /* test_mla.c - attention over the latent cache against expanded keys and values in float64. */
-#define MLA_IMPLEMENTATION
 #include "../examples/mla.h"
 
 #include "test.h"

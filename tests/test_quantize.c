@@ -2,6 +2,8 @@
  * unpacked here by code of its own; the text of config.json; shards; what it refuses. */
 #define SAFETENSORS_IMPLEMENTATION
 #include "../examples/safetensors.h"
+#define OUTPUT_IMPLEMENTATION
+#include "../examples/output.h"
 #include "../examples/safetensors_write.h"
 
 #define PROGRAM "quantize"

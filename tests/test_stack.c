@@ -2,7 +2,6 @@
  * bytes are those of the memory that is really held. */
 #include "../bench/bench.h"
 
-#define MLA_IMPLEMENTATION
 #include "../examples/mla.h"
 
 #include "../bench/stack.h"

@@ -1,4 +1,6 @@
 /* test_svg.c - pictures are well-formed whatever numbers and text they are given. */
+#define OUTPUT_IMPLEMENTATION
+#include "../examples/output.h"
 #include "../examples/svg.h"
 
 #include "test.h"
