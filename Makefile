@@ -26,11 +26,12 @@ CXX_FLAGS := -std=c++17 -D_POSIX_C_SOURCE=200809L $(WARNINGS) $(CFLAGS)
 # Writes checkpoints for tests and measurements.
 MAKE_CHECKPOINT := $(BUILD)/make_checkpoint
 TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
-# What takes longest to compile is compiled once, for those that use the driver as it is. The others
-# have all they need in their one source file.
-DRIVER   := $(BUILD)/driver.o
-LINKED   := $(addprefix $(BUILD)/,chat generate perplexity quantize recall tokenize model decode_ratio) \
-    $(MAKE_CHECKPOINT) $(addprefix $(BUILD)/tests/test_,hybrid linear mla sessions stack)
+# What takes longest to compile is compiled once, for those that use kda.h or the driver as they are.
+# Other programs and tests have all they need in one source file.
+KDA      := $(addprefix $(BUILD)/tests/test_,args faults golden guard kda layer long parts saved \
+    speculation threads types)
+DRIVER   := $(addprefix $(BUILD)/,chat generate perplexity quantize recall tokenize model decode_ratio) \
+    $(MAKE_CHECKPOINT) $(addprefix $(BUILD)/tests/test_,hybrid linear mla quantization sessions stack)
 
 .PHONY: all help demo test mutants coverage fuzz fuzz-replay engine bench bench-quick ratio clean
 
@@ -93,11 +94,16 @@ ratio: $(BUILD)/decode_ratio  ## full attention against the hybrid by context, w
 ABSENT := $(shell grep -sqw sse2 /proc/cpuinfo && ! grep -qw avx512f /proc/cpuinfo && \
     echo -DKDA_NO_AVX512 -DATTNRES_NO_AVX512)
 
-$(DRIVER): examples/driver.c $(HEADERS) Makefile
+$(BUILD)/kda.o: kda.h Makefile
+	@mkdir -p $(@D)
+	$(CC) $(C_FLAGS) $(ABSENT) -DKDA_IMPLEMENTATION -x c -c $< -o $@
+
+$(BUILD)/driver.o: examples/driver.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
 	$(CC) $(C_FLAGS) -c $< -o $@
 
-$(LINKED): $(DRIVER)
+$(KDA): $(BUILD)/kda.o
+$(DRIVER): $(BUILD)/driver.o
 
 # Each test is a program of one file, but for the one that is about several.
 $(BUILD)/tests/test_header: tests/header_second.c tests/header_static.c

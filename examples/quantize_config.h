@@ -109,11 +109,14 @@ typedef struct quantizei_text {
 } quantizei_text;
 
 static void quantizei_add(quantizei_text *t, const char *bytes, size_t n) {
-    if (n >= t->room - t->length) {
+    if (t->failed) return;
+    if (!t->bytes || n >= t->room - t->length) {
         size_t room = 2 * t->room + n + 4096;
-        char *larger = t->failed ? NULL : (char *)realloc(t->bytes, room);
-        t->failed = !larger;
-        if (t->failed) return;
+        char *larger = (char *)realloc(t->bytes, room);
+        if (!larger) {
+            t->failed = true;
+            return;
+        }
         t->bytes = larger, t->room = room;
     }
     memcpy(t->bytes + t->length, bytes, n);

@@ -19,6 +19,7 @@
 #include "output.h"
 #include "safetensors.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 typedef struct st_writer {

@@ -207,7 +207,7 @@ static bool hybridi_check_dtype(hybridi_binder *b, const st_tensor *tensor, st_d
 static void hybridi_bind_mxfp4(hybridi_binder *b, const char *path, linear *w) {
     const st_tensor *packed = hybridi_require(b, path, ".weight_packed");
     const st_tensor *scale = hybridi_require(b, path, ".weight_scale");
-    if (b->failed) return;
+    if (!packed || !scale) return;
     if (w->cols % LINEAR_MXFP4_GROUP != 0) {
         char found[32];
         snprintf(found, sizeof found, "rows of %zu", w->cols);
@@ -254,7 +254,7 @@ static void hybridi_bind_packed(hybridi_binder *b, const char *path,
     const st_tensor *packed = hybridi_require(b, path, ".weight_packed");
     const st_tensor *shape = hybridi_require(b, path, ".weight_shape");
     size_t two = 2, in_word = 32 / scheme->bits;
-    if (b->failed || !hybridi_check_dtype(b, packed, ST_I32) ||
+    if (!packed || !shape || !hybridi_check_dtype(b, packed, ST_I32) ||
         !hybridi_check_matrix(b, packed, w->rows, (w->cols + in_word - 1) / in_word) ||
         !hybridi_check_dtype(b, shape, ST_I64) || !hybridi_check_shape(b, shape, &two, 1))
         return;
@@ -358,7 +358,7 @@ static const float *hybridi_bind_query(hybridi_binder *b, const char *path) {
     float *folded = b->vectors ? b->vectors + b->n_vectors : NULL;
     const st_tensor *norm = hybridi_require(b, path, "_norm.weight");
     const st_tensor *query = hybridi_require(b, path, "_proj.weight");
-    if (b->failed || !hybridi_check_shape(b, norm, &hidden, 1) ||
+    if (!norm || !query || !hybridi_check_shape(b, norm, &hidden, 1) ||
         !hybridi_check_matrix(b, query, 1, hidden))
         return NULL;
     linear_type norm_type = hybridi_check_type(b, norm), query_type = hybridi_check_type(b, query);

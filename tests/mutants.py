@@ -28,7 +28,7 @@ TESTS = {
              "long hybrid sessions",
     "attnres.h": "attnres attnres_isa golden types threads guard hybrid sessions",
 }
-FLAGS = "-std=c11 -D_POSIX_C_SOURCE=200809L -O1 -w -DKDA_NO_AVX512 -DATTNRES_NO_AVX512"
+FLAGS = "-O1 -w -DKDA_NO_AVX512 -DATTNRES_NO_AVX512"
 # What the plain tests let pass is tried with these too, as .ci/run does with everything.
 SANITIZERS = " -fsanitize=address,undefined -fno-sanitize-recover=all"
 
@@ -274,13 +274,15 @@ def apply(header, change):
 
 def run_tests(directory, header, flags, seconds):
     """What kills the mutant in this directory, or None."""
+    folder = "sanitized" if SANITIZERS in flags else "plain"
     for test in TESTS[header].split():
-        build = subprocess.run("cc %s tests/test_%s.c -o test -lm -pthread" % (flags, test),
-                               shell=True, cwd=directory, capture_output=True)
+        program = folder + "/tests/test_" + test
+        build = subprocess.run(["make", "-s", "-j1", "BUILD=" + folder, "CFLAGS=" + flags, program],
+                               cwd=directory, capture_output=True)
         if build.returncode != 0:
             return "does not compile"
         try:
-            run = subprocess.run(["./test"], cwd=directory, capture_output=True, timeout=seconds)
+            run = subprocess.run([program], cwd=directory, capture_output=True, timeout=seconds)
         except subprocess.TimeoutExpired:
             return "killed by test_%s, which did not end" % test
         if run.returncode != 0:
@@ -292,7 +294,7 @@ def try_mutant(mutant, flags, seconds):
     """'killed by ...', 'does not compile', 'spared, ...' or 'SURVIVED'."""
     header, name, change = mutant
     with tempfile.TemporaryDirectory() as directory:
-        for entry in TESTS:
+        for entry in ("Makefile", *TESTS):
             shutil.copy(os.path.join(ROOT, entry), directory)
         with open(os.path.join(directory, header), "w") as file:
             file.write(apply(header, change))

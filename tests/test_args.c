@@ -1,5 +1,4 @@
 /* Misuse: each kind gives its own result, and nothing is written. Sizes are 0 where they must. */
-#define KDA_IMPLEMENTATION
 #include "../kda.h"
 #include "operator.h"
 

@@ -50,7 +50,6 @@
 #ifndef _DEFAULT_SOURCE
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #endif
-#define KDA_IMPLEMENTATION
 #include "../kda.h"
 #include "operator.h"
 

@@ -1,10 +1,8 @@
 /* Every KDA file of tests/golden/ops through both algorithms: output and final state. */
-#include "../examples/safetensors.h"
-#define KDA_IMPLEMENTATION
 #include "../kda.h"
-#include "test.h"
 #define SAFETENSORS_IMPLEMENTATION
 #include "../examples/safetensors.h"
+#include "test.h"
 
 /* A float32 copy of a tensor, or null if the file has none of that name. */
 static float *load(const st_checkpoint *file, const char *name) {

@@ -9,7 +9,6 @@
 #ifndef _DEFAULT_SOURCE
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #endif
-#define KDA_IMPLEMENTATION
 #include "../kda.h"
 #include "operator.h"
 

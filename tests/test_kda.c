@@ -1,5 +1,4 @@
 /* kda_forward against the float64 recurrence, and its promises about splits, batches and views. */
-#define KDA_IMPLEMENTATION
 #include "../kda.h"
 #include "operator.h"
 

@@ -1,6 +1,5 @@
 /* A whole layer in one call: the bits of its parts called one by one, float64, splits, threads,
  * speculation of state and windows together, misuse. */
-#define KDA_IMPLEMENTATION
 #include "../kda.h"
 #include "hooks.h"
 #include "reference.h"

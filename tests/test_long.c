@@ -4,7 +4,6 @@
  *     KDA_LONG_TOKENS=1048576 build/tests/test_long
  *
  * The default keeps `make test` quick. */
-#define KDA_IMPLEMENTATION
 #include "../kda.h"
 #include "operator.h"
 

@@ -1,5 +1,4 @@
 /* Convolution, L2 norm and gated norm against float64, and what they promise about splits. */
-#define KDA_IMPLEMENTATION
 #include "../kda.h"
 #include "reference.h"
 #include "test.h"

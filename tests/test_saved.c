@@ -1,6 +1,5 @@
 /* Saved states: a round trip keeps every field, the bytes are those of the documented layout, and a
  * buffer that is anything but one whole, unaltered, fitting blob is refused, nothing written. */
-#define KDA_IMPLEMENTATION
 #include "../kda.h"
 #include "operator.h"
 

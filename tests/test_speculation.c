@@ -1,6 +1,5 @@
 /* Speculation: drafts leave everything as it is, and accepting m of them gives the bits of m single
  * steps. For the state (kda_verify, kda_commit) and for the convolution window. */
-#define KDA_IMPLEMENTATION
 #include "../kda.h"
 #include "hooks.h"
 #include "operator.h"

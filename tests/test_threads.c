@@ -1,6 +1,5 @@
 /* The parallel_for hook: same bits for any number of threads, any order and any shortfall of
  * workers; many host threads at once; calls from inside a parallel region. */
-#define KDA_IMPLEMENTATION
 #include "../kda.h"
 #include "hooks.h"
 #include "operator.h"

@@ -1,5 +1,4 @@
 /* The 16-bit element types: conversions over all patterns, tensors of each type, the f16 state. */
-#define KDA_IMPLEMENTATION
 #include "../kda.h"
 #include "operator.h"
 
