@@ -10,6 +10,7 @@ logs=${BUILD:-build}/logs
 if [ "$1" = --one ]; then # into its log, then what is to be shown of it
     name=$(basename "$2")
     log=$logs/$name
+    begin=$(date +%s)
     $RUNNER "$2$EXE" >"$log" 2>&1
     status=$?
     counts=$(tail -n 1 "$log" | tr -d '\r' |
@@ -27,7 +28,7 @@ if [ "$1" = --one ]; then # into its log, then what is to be shown of it
     else
         shown=$(grep '^SKIP' "$log"; tail -n 1 "$log")
     fi
-    printf '== %s\n%s\n' "$name" "$shown"
+    printf '== %s, %d s\n%s\n' "$name" $(($(date +%s) - begin)) "$shown"
     exit 0
 fi
 
