@@ -105,7 +105,7 @@ $(BUILD)/driver.o: examples/driver.c $(HEADERS) Makefile
 $(KDA): $(BUILD)/kda.o
 $(DRIVER): $(BUILD)/driver.o
 
-# Each test is a program of one file, but for the one that is about several.
+# Each test has one source file of its own, but for the one that is about several.
 $(BUILD)/tests/test_header: tests/header_second.c tests/header_static.c
 $(BUILD)/tests/test_header: ABSENT :=
 $(BUILD)/tests/%: tests/%.c $(HEADERS) Makefile
