@@ -64,7 +64,7 @@ FUZZ       := $(filter-out replay,$(patsubst tests/fuzz/%.c,%,$(wildcard tests/f
 FUZZ_FLAGS ?= -O1 -gline-tables-only -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
 # Programs compile the kernels that the processor can run, and where these are not the matter, none.
 FUZZ_PLAIN  = -DKDA_NO_SIMD -DATTNRES_NO_SIMD
-$(BUILD)/fuzz/operator $(BUILD)/fuzz/attnres $(BUILD)/fuzz-replay/operator $(BUILD)/fuzz-replay/attnres: \
+$(foreach name,attnres operator speculation,$(BUILD)/fuzz/$(name) $(BUILD)/fuzz-replay/$(name)): \
     FUZZ_PLAIN = $(ABSENT)
 # The driver under all these checks takes clang minutes to optimise.
 $(BUILD)/fuzz/model $(BUILD)/fuzz/session: FUZZ_PLAIN += -O0
@@ -112,11 +112,11 @@ $(BUILD)/tests/%: tests/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
 	$(CC) $(C_FLAGS) $(ABSENT) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
 
-$(BUILD)/fuzz/%: tests/fuzz/%.c tests/fuzz/fuzz.h $(HEADERS) Makefile
+$(BUILD)/fuzz/%: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) $(HEADERS) Makefile
 	@mkdir -p $(@D)
 	clang $(C_FLAGS) $(FUZZ_FLAGS) $(FUZZ_PLAIN) $< -o $@ -lm -pthread
 
-$(BUILD)/fuzz-replay/%: tests/fuzz/%.c tests/fuzz/replay.c tests/fuzz/fuzz.h $(HEADERS) Makefile
+$(BUILD)/fuzz-replay/%: tests/fuzz/%.c tests/fuzz/replay.c $(wildcard tests/fuzz/*.h) $(HEADERS) Makefile
 	@mkdir -p $(@D)
 	$(CC) $(C_FLAGS) $(FUZZ_PLAIN) $< tests/fuzz/replay.c -o $@ -lm -pthread
 
