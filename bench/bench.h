@@ -17,6 +17,8 @@
 #define _DARWIN_C_SOURCE
 #endif
 
+#include "../examples/output.h"
+
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -546,6 +548,7 @@ static inline const bench_group *bench_group_at(const bench *b, size_t i) {
     return (const bench_group *)(const void *)((const char *)b->groups + i * b->group_bytes);
 }
 
+/* Ends the program. */
 static inline void bench_help(const bench *b) {
     printf("usage: %s [options]\n"
            "  --quick            seconds instead of minutes: fewer rounds, fewer cases\n"
@@ -557,6 +560,10 @@ static inline void bench_help(const bench *b) {
     if (b->n_groups) printf("  --only SUBSTRING   only groups of cases with this in their name:\n");
     for (size_t i = 0; i < b->n_groups; i++) printf("%24s %s\n", "", bench_group_at(b, i)->name);
     printf("Exit status: 0, 1 if a row's error is over its bound, 2 for a wrong option.\n");
+    error e;
+    if (output_flush_standard(&e)) exit(0);
+    fprintf(stderr, "%s: %s\n", b->name, e.text);
+    exit(1);
 }
 
 static inline void bench_usage_error(const bench *b, const char *what, const char *which) {
@@ -584,10 +591,7 @@ static inline void bench_parse(bench *b, int argc, char **argv) {
     b->max_threads = bench_cores() < 2 ? 1 : 2;
     for (int i = 1; i < argc; i++) {
         const char *option = argv[i], *value = argv[i + 1];
-        if (strcmp(option, "--help") == 0) {
-            bench_help(b);
-            exit(0);
-        }
+        if (strcmp(option, "--help") == 0) bench_help(b);
         if (strcmp(option, "--quick") == 0) {
             b->quick = 1;
             continue;

@@ -13,11 +13,13 @@
 #define ARGUMENTS_H
 
 #include "error.h"
+#include "output.h"
 
 #include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,6 +54,15 @@ typedef struct arguments {
  * others [table->most]. "--help" ends it: then *help is true, and the rest was not looked at. */
 static inline bool arguments_parse(const arguments *table, void *options, const char **others,
                                    size_t *n_others, bool *help, int argc, char **argv, error *e);
+
+/* What a program does that was asked for its help: prints it, and returns the exit status. */
+static inline int arguments_help(const char *program, const char *text) {
+    error e;
+    fputs(text, stdout);
+    if (output_flush_standard(&e)) return 0;
+    fprintf(stderr, "%s: %s\n", program, e.text);
+    return 1;
+}
 
 /* An integer of decimal digits alone, from low to high. */
 static inline bool arguments_integer(const char *name, const char *text, uint64_t low,

@@ -339,9 +339,7 @@ static bool take_turn(chat *c, const char *text, size_t length, error *e) {
          (ended || chat_answer_close(&c->answer, &c->format, &c->ids, e)) && read_on(c, !whole, e);
     flush_text(c);
     putchar('\n');
-    if (fflush(stdout) != 0 || ferror(stdout))
-        return error_set(e, "standard output: cannot write: %s", strerror(errno));
-    return ok;
+    return output_flush_standard(e) && ok;
 }
 
 /* ---- Saved conversations ---- */
@@ -536,7 +534,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "chat: %s (--help tells more)\n", e.text);
         return 2;
     }
-    if (o.help) return fputs(help, stdout) < 0 || fflush(stdout) != 0;
+    if (o.help) return arguments_help("chat", help);
     memset(&c, 0, sizeof c);
     c.o = &o;
     signals_catch("chat");

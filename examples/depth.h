@@ -7,9 +7,9 @@
 #define DEPTH_H
 
 #include "hybrid.h"
+#include "output.h"
 #include "svg.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,8 +98,7 @@ static inline bool depth_print(const depth_report *report, error *e) {
     if (c->n_layers >= block)
         printf("\n\n%s: %.2f times the first\n",
                report->weights ? "The last block's sum" : "The last layer's sum", last / first);
-    if (fflush(stdout) == 0 && !ferror(stdout)) return true;
-    return error_set(e, "standard output: cannot write: %s", strerror(errno));
+    return output_flush_standard(e);
 }
 
 /* Numbers of a picture: [lines][points]. */

@@ -22,7 +22,6 @@
 #include "tokenizer.h"
 #include "tokens.h"
 
-#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -251,8 +250,8 @@ static bool print_plan(run *r, error *e) {
     kept.cache = o->how.cache;
     kept.max_draft = o->draft > 0 ? o->draft + 1 : 0;
     how.run.pool = &r->pool;
-    return plan_print(&r->model, &kept, &how, stdout) ||
-           error_set(e, "standard output: cannot write: %s", strerror(errno));
+    plan_print(&r->model, &kept, &how, stdout);
+    return output_flush_standard(e);
 }
 
 static bool prepare(run *r, error *e) {
@@ -423,9 +422,7 @@ static bool generate(run *r, error *e) {
     if (!(r->o->draft > 0 ? generate_drafting(r, e) : generate_single(r, e))) return false;
     emit_end(r);
     r->generate_seconds = seconds() - start;
-    if (fflush(stdout) != 0 || ferror(stdout))
-        return error_set(e, "standard output: cannot write: %s", strerror(errno));
-    return true;
+    return output_flush_standard(e);
 }
 
 static void report_speed(const char *what, size_t n, double time) {
@@ -493,7 +490,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "generate: %s (--help tells more)\n", e.text);
         return 2;
     }
-    if (o.help) return fputs(help, stdout) < 0 || fflush(stdout) != 0;
+    if (o.help) return arguments_help("generate", help);
     memset(&r, 0, sizeof r);
     r.o = &o;
     signals_catch("generate");

@@ -463,8 +463,7 @@ static bool run_all(const options *o, error *e) {
            DIM, DIM);
     for (size_t i = 0; i < N_TABLES; i++) print_table(&tables[i]);
     if (o->svg && !draw(o->svg, tables, e)) return false;
-    return (fflush(stdout) == 0 && !ferror(stdout)) ||
-           error_set(e, "standard output: cannot write: %s", strerror(errno));
+    return output_flush_standard(e);
 }
 
 static bool parse_arguments(options *o, int argc, char **argv, error *e) {
@@ -487,7 +486,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "memory: %s (--help tells more)\n", e.text);
         return 2;
     }
-    if (o.help) return fputs(help, stdout) < 0 || fflush(stdout) != 0;
+    if (o.help) return arguments_help("memory", help);
     if (run_all(&o, &e)) return 0;
     fprintf(stderr, "memory: %s\n", e.text);
     return 1;

@@ -16,9 +16,11 @@
 
 #include "error.h"
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 #if defined(__unix__) || defined(__APPLE__)
 #define OUTPUT_POSIX 1
@@ -51,15 +53,19 @@ bool output_close(output *out, bool ok, error *e);
 /* Removes all parts. For a signal handler: what it calls, POSIX allows there. */
 void output_abandon(void);
 
+/* All that was printed to standard output is with the system, which has room for it. */
+static inline bool output_flush_standard(error *e) {
+    return (fflush(stdout) == 0 && !ferror(stdout)) ||
+           error_set(e, "standard output: cannot write: %s", strerror(errno));
+}
+
 #endif
 
 #if defined(OUTPUT_IMPLEMENTATION) && !defined(OUTPUTI_IMPLEMENTED)
 #define OUTPUTI_IMPLEMENTED
 
-#include <errno.h>
 #include <signal.h>
 #include <stdint.h>
-#include <string.h>
 
 #if OUTPUT_POSIX
 #include <sys/stat.h>

@@ -14,6 +14,7 @@
 #include "evaluate.h"
 
 #include "arguments.h"
+#include "output.h"
 #include "signals.h"
 #include "tokens.h"
 
@@ -180,9 +181,7 @@ static bool run_all(scoring *s, error *e) {
     double bits = s->bits / (double)s->n_scored;
     printf("%.4f bits per %s: %zu of %s, window %zu, stride %zu\n", bits,
            o->tokens ? "token" : "byte", s->n_scored, o->file, o->window, o->stride);
-    if (fflush(stdout) != 0 || ferror(stdout))
-        return error_set(e, "standard output: cannot write: %s", strerror(errno));
-    return true;
+    return output_flush_standard(e);
 }
 
 int main(int argc, char **argv) {
@@ -193,7 +192,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "perplexity: %s (--help tells more)\n", e.text);
         return 2;
     }
-    if (o.help) return fputs(help, stdout) < 0 || fflush(stdout) != 0;
+    if (o.help) return arguments_help("perplexity", help);
     memset(&s, 0, sizeof s);
     s.o = &o;
     signals_catch("perplexity");

@@ -51,8 +51,9 @@ static inline double plan_available_memory(void);
 static inline size_t plan_largest_context(const hybrid_model *model, hybrid_session_options session,
                                           hybrid_workspace_options workspace, double bytes);
 
-/* Prints all of it, for a session and a workspace of that capacity, on this machine. */
-static inline bool plan_print(const hybrid_model *model, const hybrid_session_options *session,
+/* Prints all of it, for a session and a workspace of that capacity, on this machine. The
+ * stream remembers whether it could be written. */
+static inline void plan_print(const hybrid_model *model, const hybrid_session_options *session,
                               const hybrid_workspace_options *workspace, FILE *out);
 
 /* ---- Weights ---- */
@@ -199,7 +200,7 @@ static void plani_print_context(const hybrid_model *model, const hybrid_session_
             plan_largest_context(model, *session, *workspace, memory - kept));
 }
 
-static inline bool plan_print(const hybrid_model *model, const hybrid_session_options *session,
+static inline void plan_print(const hybrid_model *model, const hybrid_session_options *session,
                               const hybrid_workspace_options *workspace, FILE *out) {
     const hybrid_config *c = &model->config;
     plan_weights weights = plan_weights_of(model);
@@ -227,7 +228,6 @@ static inline bool plan_print(const hybrid_model *model, const hybrid_session_op
             hybrid_workspace_bytes(model, workspace),
             workspace->block ? workspace->block : HYBRID_BLOCK, workspace->capacity);
     plani_print_context(model, session, workspace, out);
-    return fflush(out) == 0 && !ferror(out);
 }
 
 #endif

@@ -625,7 +625,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "quantize: %s (--help tells more)\n", e.text);
         return 2;
     }
-    if (o.help) return fputs(help, stdout) < 0 || fflush(stdout) != 0;
+    if (o.help) return arguments_help("quantize", help);
     memset(&r, 0, sizeof r);
     r.o = &o;
     signals_catch("quantize");

@@ -20,10 +20,10 @@
 #include "evaluate.h"
 
 #include "arguments.h"
+#include "output.h"
 #include "random.h"
 #include "signals.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -222,7 +222,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "recall: %s (--help tells more)\n", e.text);
         return 2;
     }
-    if (o.help) return fputs(help, stdout) < 0 || fflush(stdout) != 0;
+    if (o.help) return arguments_help("recall", help);
     const size_t *counts = o.pairs ? &o.pairs : all_counts;
     size_t n_counts = o.pairs ? 1 : N_COUNTS;
     bool ok = true;
@@ -232,8 +232,7 @@ int main(int argc, char **argv) {
     if (ok) {
         print_accuracy(&o, counts, n_counts, found);
         print_memory(&o, counts, n_counts, found);
-        if (fflush(stdout) != 0 || ferror(stdout))
-            ok = error_set(&e, "standard output: cannot write: %s", strerror(errno));
+        ok = output_flush_standard(&e);
     }
     if (!ok) fprintf(stderr, "recall: %s\n", e.text);
     return ok ? 0 : 1;

@@ -5,9 +5,9 @@
  * Exit status: 0, or 1 for bad input, or 2 for bad usage, with one line on stderr.
  */
 #include "arguments.h"
+#include "output.h"
 #include "tokenizer.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,8 +73,7 @@ static bool encode(const options *o, const tokenizer *t, const char *text, size_
 static bool print(const token_list *ids, error *e) {
     for (size_t i = 0; i < ids->n; i++) printf("%s%lu", i ? " " : "", (unsigned long)ids->ids[i]);
     if (ids->n > 0) putchar('\n');
-    return (fflush(stdout) == 0 && !ferror(stdout)) ||
-           error_set(e, "standard output: cannot write: %s", strerror(errno));
+    return output_flush_standard(e);
 }
 
 static bool run_all(const options *o, error *e) {
@@ -100,7 +99,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "tokenize: %s (--help tells more)\n", e.text);
         return 2;
     }
-    if (o.help) return fputs(help, stdout) < 0 || fflush(stdout) != 0;
+    if (o.help) return arguments_help("tokenize", help);
     if (run_all(&o, &e)) return 0;
     fprintf(stderr, "tokenize: %s\n", e.text);
     return 1;

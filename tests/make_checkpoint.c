@@ -658,7 +658,7 @@ int main(int argc, char **argv) {
     memset(&o, 0, sizeof o);
     o.shard_bytes = 5000000000, o.seed = 1;
     bool usage = arguments_parse(&argument_table, &o, o.paths, &n_paths, &o.help, argc, argv, &e);
-    if (usage && o.help) return fputs(help, stdout) < 0;
+    if (usage && o.help) return arguments_help("make_checkpoint", help);
     if (usage && n_paths != 2) usage = error_set(&e, "expected %s", argument_table.positional);
     if (!usage) {
         fprintf(stderr, "make_checkpoint: %s (--help tells more)\n", e.text);

@@ -110,6 +110,10 @@ static void pointers(void) {
     SPOIL(c.args.q.data = (const char *)c.args.q.data + 1, KDA_ERR_ALIGN);
     SPOIL(c.args.o.data = (char *)c.args.o.data + 2, KDA_ERR_ALIGN);
     SPOIL(c.seqs[0].state = (char *)c.seqs[0].state + 2, KDA_ERR_ALIGN);
+    SPOIL(c.args.A_log = (const float *)(const void *)((const char *)c.args.A_log + 1),
+          KDA_ERR_ALIGN);
+    SPOIL(c.args.dt_bias = (const float *)(const void *)((const char *)c.p.dt_bias + 1),
+          KDA_ERR_ALIGN);
     SPOIL(c.args.v.type = (kda_type)77, KDA_ERR_TYPE);
     SPOIL(c.args.o.type = (kda_type)-1, KDA_ERR_TYPE);
     call c;

@@ -247,28 +247,51 @@ static void files_reach_their_limit(void) {
     CHECK(!exists("small/model.safetensors") && !exists("small/config.json"));
 }
 
+static bool has_full_device(void) {
+    FILE *device = fopen("/dev/full", "wb");
+    if (device)
+        fclose(device);
+    else
+        test_skip("no /dev/full here");
+    return device != NULL;
+}
+
+/* A run that says that standard output is full, and fails. */
+static void check_full(const char *program, const char *words) {
+    char command[1000];
+    const char *build = getenv("BUILD");
+    snprintf(command, sizeof command, "%s/%s %s >/dev/full 2>%s/err", build ? build : "build",
+             program, words, work);
+    int status = system(command);
+    CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 1, "%s: %d", command, status);
+    check_told(program, "standard output: cannot write: ");
+}
+
 static void full_standard_output(void) {
     static const char *const runs[][2] = {
         {"generate", TINY " --prompt a --generate 4"},
         {"generate", TINY " --prompt a --show-depth"},
         {"generate", TINY " --plan"},
+        {"memory", "--trials 1"},
         {"perplexity", TEXT " LICENSE --to 64"},
+        {"recall", "examples/models/recall-kda --pairs 8 --queries 1"},
         {"tokenize", "tests/golden/tokenizer LICENSE"},
     };
-    char command[1000], full[] = "standard output: cannot write: ";
-    FILE *device = fopen("/dev/full", "wb");
-    if (!device) {
-        test_skip("no /dev/full here");
-        return;
-    }
-    fclose(device);
-    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        const char *build = getenv("BUILD");
-        snprintf(command, sizeof command, "%s/%s %s >/dev/full 2>%s/err", build ? build : "build",
-                 runs[i][0], runs[i][1], work);
-        int status = system(command);
-        CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 1, "%s: %d", command, status);
-        check_told(runs[i][0], full);
+    if (!has_full_device()) return;
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) check_full(runs[i][0], runs[i][1]);
+}
+
+/* Help that nobody can read is no success. */
+static void help_without_room(void) {
+    static const char *const programs[] = {"chat",       "generate", "make_checkpoint", "memory",
+                                           "perplexity", "quantize", "recall",          "tokenize"};
+    if (!has_full_device()) return;
+    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
+        size_t n;
+        check_full(programs[i], "--help");
+        char *text = read_file(work, "err", &n);
+        CHECK_MSG(strchr(text, '\n') == text + n - 1, "%s: not one line: %s", programs[i], text);
+        free(text);
     }
 }
 
@@ -345,6 +368,7 @@ int main(void) {
     TEST(quantize_is_interrupted);
     TEST(files_reach_their_limit);
     TEST(full_standard_output);
+    TEST(help_without_room);
     TEST(readers_go);
     TEST(directories_in_place_of_files);
     TEST(files_that_do_not_open);
