@@ -64,7 +64,7 @@ FUZZ       := $(filter-out replay,$(patsubst tests/fuzz/%.c,%,$(wildcard tests/f
 FUZZ_FLAGS ?= -O1 -gline-tables-only -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
 # Programs compile the kernels that the processor can run, and where these are not the matter, none.
 FUZZ_PLAIN  = -DKDA_NO_SIMD -DATTNRES_NO_SIMD
-NUMERIC    := attnres layer operator speculation
+NUMERIC    := attnres conv layer operator speculation
 $(NUMERIC:%=$(BUILD)/fuzz/%) $(NUMERIC:%=$(BUILD)/fuzz-replay/%): FUZZ_PLAIN = $(ABSENT)
 # Their time goes into loops over numbers: libFuzzer's notes of all comparisons would take most of it.
 $(NUMERIC:%=$(BUILD)/fuzz/%): FUZZ_FLAGS += -fno-sanitize-coverage=trace-cmp

@@ -431,7 +431,7 @@ static kda_result damage_layer(size_t fault, attempt *a) {
     case 13: return a->calls = wide ? ALL : 0, seqs[1].window = seqs[0].window, KDA_ERR_ALIAS;
     case 14:
         a->calls = wide ? ALL : 0;
-        return seqs[0].window = (unsigned char *)seqs[0].window + 2 * wide, KDA_ERR_ALIGN;
+        return seqs[0].window = wide ? (char *)seqs[0].window + 2 : NULL, KDA_ERR_ALIGN;
     case 15: return a->calls = VERIFY | COMMIT, seqs[0].journal = NULL, KDA_ERR_NULL;
     case 16: return a->calls = VERIFY | COMMIT, seqs[0].journal = seqs[1].journal, KDA_ERR_ALIAS;
     case 17:
@@ -492,7 +492,7 @@ static void check_fault(layer_call *l, size_t fault) {
 
 static void fuzz_one(const uint8_t *bytes, size_t size) {
     fuzz_input in = fuzz_from(bytes, size);
-    size_t fault = take_u8(&in);
+    size_t fault = take_below(&in, N_FAULTS + N_LAYER_FAULTS);
     layer_call l = take_layer_call(&in);
     run_steps(&l);
     solution near = solve_layer(&l);
@@ -503,7 +503,7 @@ static void fuzz_one(const uint8_t *bytes, size_t size) {
         check_parts(&l, &near, (kda_isa)isa);
         check_speculation(&l, (kda_isa)isa);
     }
-    if (fault < N_FAULTS + N_LAYER_FAULTS) check_fault(&l, fault);
+    check_fault(&l, fault);
     free_solution(&near);
     free_layer_call(&l);
 }
