@@ -72,9 +72,6 @@ void quantization_free(quantization *q);
 /* How the matrix of a module, "<name>.weight" in a plain checkpoint, is stored; null: plainly. */
 const quantization_scheme *quantization_of(const quantization *q, const char *name);
 
-/* "pack-quantized", "int-quantized", "mxfp4-pack-quantized". */
-const char *quantization_format_name(quantization_format format);
-
 #endif
 
 #if defined(QUANTIZATION_IMPLEMENTATION) && !defined(QUANTIZATIONI_IMPLEMENTED)
@@ -108,10 +105,6 @@ typedef struct quantizationi_reader {
 
 static const char *const quantizationi_formats[] = {"", "pack-quantized", "int-quantized",
                                                     "mxfp4-pack-quantized"};
-
-const char *quantization_format_name(quantization_format format) {
-    return quantizationi_formats[format];
-}
 
 static bool quantizationi_expected(const quantizationi_reader *r, const char *key,
                                    const char *expected) {

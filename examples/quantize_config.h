@@ -215,13 +215,15 @@ static void quantizei_describe_weights(quantizei_text *t, const quantize_format 
 static void quantizei_list_ignored(quantizei_text *t, const st_checkpoint *model) {
     bool first = true;
     quantizei_line(t, 1, "\"ignore\": [");
-    for (size_t i = 0; i < st_count(model); i++) {
+    for (size_t i = 0; i < st_count(model) && !t->failed; i++) {
         const st_tensor *tensor = st_at(model, i);
         size_t length = strlen(tensor->name);
         if (!quantizei_is_ignored(tensor)) continue;
         char *quoted = (char *)malloc(ST_QUOTED(length));
-        t->failed = t->failed || !quoted;
-        if (t->failed) break;
+        if (!quoted) {
+            t->failed = true;
+            break;
+        }
         size_t n = st_quote(tensor->name, quoted) - strlen(".weight\"");
         if (!first) quantizei_add(t, ",", 1);
         quantizei_line(t, 2, "%s", "");

@@ -43,6 +43,13 @@ static void test_release(void *memory) {
 #include "../examples/tokenizer.h"
 
 #include "../examples/depth.h"
+#include "../examples/sample.h"
+#include "../examples/stop.h"
+#define QUANTIZE_CONFIG_IMPLEMENTATION
+#include "../examples/quantize_config.h"
+#define main quantize_main
+#include "../examples/quantize.c"
+#undef main
 #undef malloc
 #undef calloc
 #undef realloc
@@ -80,15 +87,59 @@ static bool integer_model(error *e) {
 static bool tokens_and_text(error *e) {
     tokenizer t;
     token_list ids = {0};
-    static const char text[] = "A text of some words, and a long one: "
-                               "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmn"
-                               "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmn"
-                               "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmn";
+    static const char text[] =
+        "A text of some words, and a long one: "
+        "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmn"
+        "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmn"
+        "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmn[EOS]";
     if (!tokenizer_open(&t, "tests/golden/tokenizer", e)) return false;
     bool ok = tokenizer_encode(&t, text, strlen(text), TOKENIZER_SPECIAL, &ids, NULL, e);
     CHECK(ok || ids.n == 0);
     test_release(ids.ids);
     tokenizer_close(&t);
+    return ok;
+}
+
+/* The ids at which texts end, by the names of special tokens. */
+static bool ends_of_text(error *e) {
+    tokenizer t;
+    token_list stops = {0};
+    if (!tokenizer_open(&t, "tests/golden/tokenizer", e)) return false;
+    bool ok = stop_read("tests/golden/tokenizer", &t, &stops, e);
+    test_release(stops.ids);
+    tokenizer_close(&t);
+    return ok;
+}
+
+static bool open_sampler(error *e) {
+    sampler s;
+    sample_options choice = sample_defaults();
+    choice.temperature = 1, choice.repetition_penalty = 2;
+    if (!sampler_open(&s, &choice, 100, e)) return false;
+    sampler_close(&s);
+    return true;
+}
+
+/* The program, whose OUT_DIR must be empty. */
+static bool quantise_a_model(error *e) {
+    static char program[] = "quantize", in[] = MODELS "kimi-linear-tiny", out[400];
+    static char format[] = "--format", int4[] = "int4", group[] = "--group", of_32[] = "32";
+    static char asymmetric[] = "--asymmetric";
+    char *words[] = {program, in, out, format, int4, group, of_32, asymmetric, NULL};
+    options o;
+    run r;
+    snprintf(out, sizeof out, "%s/quantised", directory);
+    for (size_t i = 0; i < 3; i++) {
+        static const char *const left[] = {"quantised/model.safetensors", "quantised/config.json",
+                                           "quantised"};
+        remove(path_of(left[i]));
+    }
+    if (!parse_arguments(&o, 8, words, e)) return false;
+    memset(&r, 0, sizeof r);
+    r.o = &o;
+    bool ok = run_all(&r, e);
+    close_all(&r);
+    CHECK(ok || fopen(path_of("quantised/config.json"), "rb") == NULL);
     return ok;
 }
 
@@ -183,6 +234,8 @@ static void models(void) {
 
 static void tokenizers(void) {
     each_fails("a tokenizer", tokens_and_text);
+    each_fails("ends of a text", ends_of_text);
+    each_fails("a sampler", open_sampler);
 }
 
 static void sessions(void) {
@@ -194,10 +247,16 @@ static void sessions(void) {
     CHECK(live == 0);
 }
 
+/* Half a model costs what a whole one does: not all that follow fail too. */
+static void quantising(void) {
+    fail_each("a model that is quantised", quantise_a_model, 1);
+}
+
 int main(void) {
     temporary("allocation", directory);
     TEST(models);
     TEST(tokenizers);
     TEST(sessions);
+    TEST(quantising);
     return test_summary();
 }

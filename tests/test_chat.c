@@ -8,8 +8,11 @@
 #define TOKENIZER_IMPLEMENTATION
 #include "../examples/chat_format.h"
 #include "../examples/tokenizer.h"
+#define OUTPUT_IMPLEMENTATION
+#include "../examples/safetensors_write.h"
 
 #define PROGRAM "chat"
+#include "limits.h"
 #include "program.h"
 
 #include <fcntl.h>
@@ -127,6 +130,103 @@ static void write_model(const char *name, bool tags, int end_byte) {
     write_names(directory, tags, FIRST);
     write_weights(directory, end_byte);
     free(config), free(edited), free(stop);
+}
+
+/* ---- A model that says what it is made to say ---- */
+
+/* Tokens of a vocabulary in which the names of two channels are tokens, by their places among the
+ * channels of an embedding; the last one has no text. */
+enum { HEARD, THOUGHT, CLOSING, THINK, BETWEEN, OPENING, RESPONSE, SAID, TEXTLESS, N_SAID };
+enum { CHAIN_RANKS = 258, CHAIN_END = 260, CHAIN_VOCABULARY = 576, WIDTH = 64 };
+static const unsigned said[N_SAID] = {263, 'Z', 262, 256, 'Y', 261, 257, 'W', 520};
+
+/* What follows what, and how much it is wanted. What is heard last before an answer, <|sep|>, is
+ * followed by the first of three that has not been said, if there is a penalty for that. */
+static const struct {
+    int from;
+    unsigned to;
+    float logit;
+} chain[] = {{HEARD, 'Z', 1},    {HEARD, 'Y', .875f}, {HEARD, 'W', .75f},      {THOUGHT, 262, 1},
+             {CLOSING, 256, 1},  {THINK, 263, 1},     {BETWEEN, 261, 1},       {OPENING, 257, 1},
+             {RESPONSE, 263, 1}, {SAID, 520, 1},      {TEXTLESS, CHAIN_END, 1}};
+
+static void put_bf16(unsigned char *rows, size_t row, size_t col, float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    rows[2 * (row * WIDTH + col)] = (unsigned char)(bits >> 16);
+    rows[2 * (row * WIDTH + col) + 1] = (unsigned char)(bits >> 24);
+}
+
+/* Each token is a channel of its own, and all others are one together; the head reads the chain. */
+static unsigned char *chain_rows(bool is_head) {
+    unsigned char *rows = (unsigned char *)test_alloc((size_t)CHAIN_VOCABULARY * WIDTH * 2);
+    for (size_t i = 0; is_head && i < sizeof chain / sizeof *chain; i++)
+        put_bf16(rows, chain[i].to, (size_t)chain[i].from, chain[i].logit);
+    for (size_t i = 0; !is_head && i < CHAIN_VOCABULARY; i++) {
+        size_t place = 0;
+        while (place < N_SAID && said[place] != i) place++;
+        put_bf16(rows, i, place < N_SAID ? place : WIDTH - 1, 1);
+    }
+    return rows;
+}
+
+/* The data of the tiny model's tensor in the chain's: what layers add is nothing. */
+static unsigned char *chain_data(st_tensor *t) {
+    static const char *const outputs[] = {"o_proj.weight", "down_proj.weight", "w2.weight"};
+    bool is_head = strcmp(t->name, "lm_head.weight") == 0;
+    if (is_head || strcmp(t->name, "model.embed_tokens.weight") == 0) {
+        t->dims[0] = CHAIN_VOCABULARY, t->bytes = (size_t)CHAIN_VOCABULARY * WIDTH * 2;
+        return chain_rows(is_head);
+    }
+    unsigned char *bytes = (unsigned char *)test_alloc(t->bytes);
+    for (size_t i = 0; i < 3; i++) {
+        size_t n = strlen(t->name), end = strlen(outputs[i]);
+        if (n > end && strcmp(t->name + n - end, outputs[i]) == 0) return bytes;
+    }
+    memcpy(bytes, t->data, t->bytes);
+    return bytes;
+}
+
+static void write_chain_weights(const char *directory) {
+    char path[400];
+    st_checkpoint c;
+    st_writer w;
+    error e;
+    snprintf(path, sizeof path, "%s/model.safetensors", directory);
+    if (!st_open(&c, MODELS "kimi-linear-tiny", &e)) give_up(e.text);
+    bool ok = st_writer_open(&w, path, &e);
+    for (int data = 0; data < 2; data++)
+        for (size_t i = 0; ok && i < st_count(&c); i++) {
+            st_tensor t = *st_at(&c, i);
+            unsigned char *bytes = chain_data(&t);
+            ok = data ? st_writer_bytes(&w, bytes, t.bytes, &e)
+                      : st_writer_add(&w, t.name, t.dtype, t.dims, t.n_dims, &e);
+            free(bytes);
+        }
+    if (!st_writer_close(&w, ok, &e)) give_up(e.text);
+    st_close(&c);
+}
+
+static void write_chain(const char *name) {
+    char directory[300], text[20];
+    size_t size;
+    temporary(name, directory);
+    char *config = read_file(MODELS "kimi-linear-tiny", "config.json", &size);
+    snprintf(text, sizeof text, "%d", CHAIN_VOCABULARY);
+    char *edited = edit(config, "vocab_size", text);
+    snprintf(text, sizeof text, "%d", CHAIN_END);
+    char *stop = edit(edited, "eos_token_id", text);
+    write_file(directory, "config.json", stop, strlen(stop));
+    free(config), free(edited), free(stop);
+    write_bytes(directory);
+    char *ranks = read_file(directory, "tiktoken.model", &size);
+    ranks = (char *)realloc(ranks, size + 100);
+    if (!ranks) give_up("no memory");
+    size += (size_t)sprintf(ranks + size, "dGhpbms= 256\ncmVzcG9uc2U= 257\n");
+    write_file(directory, "tiktoken.model", ranks, size);
+    free(ranks);
+    write_names(directory, true, CHAIN_RANKS);
+    write_chain_weights(directory);
 }
 
 /* ==== Messages as ids ==== */
@@ -492,6 +592,40 @@ static void sampling_options(void) {
     outcome_free(&a), outcome_free(&b), outcome_free(&c), outcome_free(&d);
 }
 
+/* A thought, something outside of any channel, and what is said, with a token of no text: each goes
+ * where it belongs, and what is unsaid ends in a line. */
+static void parts_go_their_ways(void) {
+    outcome o = talk_ok("WORK/../chat-chain --think --repetition-penalty 2", "Go\n");
+    CHECK_MSG(strcmp(o.out, "W<520>\n") == 0, "%s", o.out);
+    CHECK_MSG(strstr(o.err, "\nZY\n"), "%s", o.err);
+    outcome_free(&o);
+    o = run_program("generate", "WORK/../chat-chain --prompt W --generate 1");
+    CHECK_MSG(o.status == 0 && strcmp(o.out, "<520>") == 0, "%s", o.out);
+    outcome_free(&o);
+}
+
+static void nobody_hears(void) {
+    char command[1200];
+    const char *build = getenv("BUILD");
+    size_t n;
+    FILE *full = fopen("/dev/full", "wb");
+    if (!full) {
+        test_skip("no /dev/full here");
+        return;
+    }
+    fclose(full);
+    write_file(work, "lines", "Go\nOn\n", 6);
+    snprintf(command, sizeof command,
+             "%s/chat %s/../chat-turns --generate 4 <%s/lines >/dev/full 2>%s/err",
+             build ? build : "build", work, work, work);
+    int status = system(command);
+    char *text = read_file(work, "err", &n);
+    CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 1 &&
+                  strstr(text, "\nchat: standard output: cannot write: "),
+              "%s", text);
+    free(text);
+}
+
 /* ==== At a terminal ==== */
 
 typedef struct terminal {
@@ -602,6 +736,35 @@ static void interrupts_stop_answers(void) {
     outcome_free(&o);
 }
 
+/* A file that cannot be written is told, and the conversation goes on and can be saved elsewhere. */
+static void failed_saves_end_nothing(void) {
+    static terminal t;
+    char line[400];
+    int status = -1;
+    if (!open_terminal(&t, "chat-turns")) {
+        test_skip("no pseudo-terminal");
+        return;
+    }
+    write_file(work, "file", "", 0);
+    CHECK(wait_for(&t, "commands\n> ", 0));
+    type(&t, "One\n");
+    CHECK(wait_for(&t, "\n> ", 0));
+    type(&t, command_line(line, "", "/save", "file/none", ""));
+    CHECK(wait_for(&t, "/file/none.tokens.part: cannot write: ", 0));
+    type(&t, "Two\n");
+    CHECK(wait_for(&t, "\n> ", 0));
+    type(&t, command_line(line, "", "/save", "elsewhere", "/quit\n"));
+    while (wait_for(&t, NULL, 1)) continue;
+    kill(t.child, SIGTERM); /* if it is still there */
+    CHECK(waitpid(t.child, &status, 0) == t.child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    close(t.master), close(t.output);
+    token_list ids = saved_ids("elsewhere");
+    size_t messages = 0;
+    for (size_t i = 0; i < ids.n; i++) messages += ids.ids[i] == USER;
+    CHECK(messages == 2 && ids.ids[ids.n - 1] == END);
+    free(ids.ids);
+}
+
 /* ==== Refusals ==== */
 
 static void check_line_refused(const char *options, const char *lines, const char *part) {
@@ -653,6 +816,85 @@ static void bad_sessions(void) {
     outcome_free(&o);
 }
 
+/* What was saved under that name before is as it was, and no part is left. */
+static void check_kept(const char *name, const char *before, size_t n) {
+    char part[60];
+    size_t size;
+    char *now = read_file(work, name, &size);
+    CHECK_MSG(size == n && memcmp(now, before, n) == 0, "%s: %zu bytes, not as before", name, size);
+    free(now);
+    snprintf(part, sizeof part, "%s.part", name);
+    CHECK_MSG(!exists(part), "%s is left", part);
+}
+
+/* Without a terminal a save that fails ends the program, after the first answer: no more lines are
+ * taken. */
+static void check_save_fails(const char *name, const char *part) {
+    char lines[900];
+    command_line(lines, "Other words\n", "/save", name, "More\n");
+    outcome o = talk(TURNS "--generate 4", lines);
+    const char *line = strstr(o.err, "\nchat: ");
+    CHECK_MSG(o.status == 1 && o.n_out == 5 && line, "%d: %s", o.status, o.err);
+    CHECK_MSG(line && strstr(line, part), "no \"%s\" in: %s", part, o.err);
+    outcome_free(&o);
+}
+
+/* The disk is full as a file may not grow further, and as a device is. */
+static void saves_without_room(void) {
+    static const char *const links[][2] = {{"device", "device"}, {"short", "short.tokens"}};
+    char lines[900], path[400];
+    size_t size, n_tokens;
+    outcome o = talk_ok(TURNS "--generate 4", command_line(lines, "Go\n", "/save", "kept", ""));
+    outcome_free(&o);
+    char *session = read_file(work, "kept", &size);
+    char *tokens = read_file(work, "kept.tokens", &n_tokens);
+    signal(SIGXFSZ, SIG_IGN);
+    setenv("GCOV_PREFIX", "/dev/null", 1); /* a file of make coverage's counts is not to be cut */
+    rlim_t before = set_limit(RLIMIT_FSIZE, 8192);
+    check_save_fails("kept", "/kept.part: cannot write: ");
+    set_limit(RLIMIT_FSIZE, before);
+    unsetenv("GCOV_PREFIX");
+    check_kept("kept", session, size), check_kept("kept.tokens", tokens, n_tokens);
+    free(session), free(tokens);
+
+    FILE *full = fopen("/dev/full", "wb");
+    if (!full) {
+        test_skip("no /dev/full here");
+        return;
+    }
+    fclose(full);
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", work, links[i][1]);
+        remove(path);
+        CHECK(symlink("/dev/full", path) == 0);
+        snprintf(lines, sizeof lines, "/%s: cannot write: ", links[i][1]);
+        check_save_fails(links[i][0], lines);
+        remove(path);
+    }
+    CHECK(!exists("device.tokens") && !exists("device.tokens.part"));
+    CHECK(!exists("short") && !exists("short.part"));
+}
+
+/* A tokenizer of more tokens than the model knows. */
+static void vocabularies_that_differ(void) {
+    static const char *const names[][2] = {{"config.json", ""},
+                                           {"model.safetensors", ""},
+                                           {"tiktoken.model", "tests/golden/tokenizer"}};
+    char directory[300], from[300];
+    size_t size;
+    temporary("chat-larger", directory);
+    for (size_t i = 0; i < 3; i++) {
+        char *bytes = read_file(*names[i][1] ? names[i][1] : temporary("chat-turns", from),
+                                names[i][0], &size);
+        write_file(directory, names[i][0], bytes, size);
+        free(bytes);
+    }
+    write_names(directory, false, 2500);
+    check_refused("WORK/../chat-larger </dev/null", 1,
+                  "expected at most vocab_size, 512, tokens in tiktoken.model and special ones, "
+                  "found 2756");
+}
+
 static void bad_usage(void) {
     char directory[300];
     size_t size;
@@ -686,6 +928,7 @@ int main(void) {
     write_model("chat-turns", false, 0x84);
     write_model("chat-tags", true, -1);
     write_model("chat-endless", false, -1);
+    write_chain("chat-chain");
     TEST(turns_by_hand);
     TEST(tags_by_hand);
     TEST(attributes_are_four_segments);
@@ -695,9 +938,14 @@ int main(void) {
     TEST(tags_go_on);
     TEST(saved_ones_go_on);
     TEST(sampling_options);
+    TEST(parts_go_their_ways);
+    TEST(nobody_hears);
     TEST(interrupts_stop_answers);
+    TEST(failed_saves_end_nothing);
     TEST(capacity_is_kept);
     TEST(bad_sessions);
+    TEST(saves_without_room);
+    TEST(vocabularies_that_differ);
     TEST(bad_usage);
     return test_summary();
 }

@@ -9,12 +9,17 @@
 #include "../examples/safetensors.h"
 
 #define PROGRAM "generate"
+#include "limits.h"
 #include "program.h"
 
 #include <fcntl.h>
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <linux/capability.h>
+#include <sys/prctl.h>
+#endif
 
 #define TINY MODELS "kimi-linear-tiny"
 #define TEXT "examples/models/text-attnres"
@@ -355,6 +360,26 @@ static void files_that_do_not_open(void) {
     }
 }
 
+/* ---- Weights that may not be locked ---- */
+
+/* The programs that follow may not lock memory as they like, as those of the superuser may. */
+static void weights_that_cannot_be_locked(void) {
+#if defined(__linux__)
+    (void)prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0);
+#endif
+    rlim_t before = set_limit(RLIMIT_MEMLOCK, 0);
+    outcome o = run(TINY " --prompt a --generate 1 --lock");
+    set_limit(RLIMIT_MEMLOCK, before);
+    if (o.status == 0) {
+        test_skip("who runs this may lock memory whatever the limit");
+    } else {
+        CHECK_MSG(o.status == 1 && o.n_out == 0, "status %d", o.status);
+        check_told("generate", "cannot be locked in memory: ");
+        check_told("generate", "; the limit is 0 bytes in all (ulimit -l)");
+    }
+    outcome_free(&o);
+}
+
 int main(void) {
     static const int ends[] = {SIGHUP, SIGINT, SIGPIPE, SIGTERM};
     for (size_t i = 0; i < sizeof ends / sizeof *ends;
@@ -372,5 +397,6 @@ int main(void) {
     TEST(readers_go);
     TEST(directories_in_place_of_files);
     TEST(files_that_do_not_open);
+    TEST(weights_that_cannot_be_locked);
     return test_summary();
 }

@@ -542,6 +542,9 @@ static void bad_usage(void) {
     check_refused(LINEAR_TINY " --prompt a --draft 2 --temperature 1", 2, "--draft");
     check_refused(LINEAR_TINY " --prompt a --context 9 --load-session x", 2, "--context");
     check_refused(LINEAR_TINY " --prompt a --bf16-dots", 1, "--bf16-dots");
+    char most[200];
+    snprintf(most, sizeof most, LINEAR_TINY " --prompt abc --generate %zu", SIZE_MAX / 2);
+    check_refused(most, 1, " tokens to generate after 0 cannot be counted");
 }
 
 static void bad_tokens(void) {
@@ -575,6 +578,7 @@ static void bad_models(void) {
     char *config = read_file(LINEAR_TINY, "config.json", &n_config);
     size_t header = 8 + (size_t)st_load_u64(bytes);
     check_refused("no/such/directory --prompt a", 1, "no/such/directory/config.json");
+    check_refused("no/such/directory --plan", 1, "no/such/directory/config.json");
     write_file(directory, "config.json", config, n_config);
     for (size_t n = 0; n < size; n += n < 16 ? 1 : n < header ? 4999 : 399989) {
         write_file(directory, "model.safetensors", bytes, n);

@@ -1,7 +1,19 @@
 /* test_hybrid.c - the model driver against the vendor's code, and against damaged checkpoints. */
 #include "../examples/hybrid.h"
 
+#include "limits.h"
 #include "reader.h"
+
+#include <unistd.h>
+
+/* A system that does not say how much memory it has, if that is asked for. */
+static bool says_nothing;
+static long test_sysconf(int what) {
+    return says_nothing ? -1 : sysconf(what);
+}
+#define sysconf test_sysconf
+#include "../examples/plan.h"
+#undef sysconf
 
 /* ==== Numbers ==== */
 
@@ -453,6 +465,18 @@ static void each_key_is_checked(void) {
     }
 }
 
+static void a_configuration_is_an_object(void) {
+    static const char *const texts[][2] = {{"[]", "an array"}, {"7", "a number"}};
+    for (size_t i = 0; i < COUNT(texts); i++) {
+        hybrid_config config;
+        error e = {""};
+        char expected[100];
+        snprintf(expected, sizeof expected, "some/config.json: expected an object, found %s",
+                 texts[i][1]);
+        CHECK_MSG(!parse(texts[i][0], &config, &e) && strcmp(e.text, expected) == 0, "%s", e.text);
+    }
+}
+
 static void ranges_and_contradictions(void) {
     static const char *const cases[][2] = {
         {"linear_attn_config.kda_layers", "[1, 2, 3, 5, 6]"},
@@ -851,6 +875,24 @@ static void edit_config(const char *directory, const char *key, const char *valu
     free(edited), free(text);
 }
 
+/* 32 numbers share a scale: 48 inputs of an expert are no whole groups. */
+static void mxfp4_has_whole_groups(void) {
+    char directory[300];
+    size_t size;
+    hybrid_model model;
+    error e = {""};
+    temporary("groups", directory);
+    copy_config(models[1].directory, directory);
+    edit_config(directory, "routed_expert_hidden_size", "48");
+    char *file = read_file(models[1].directory, "model.safetensors", &size);
+    write_file(directory, "model.safetensors", file, size);
+    CHECK(!hybrid_open(&model, directory, &e));
+    CHECK_MSG(strstr(e.text, "w1.weight_packed: expected rows of whole groups of 32 by the "
+                             "configuration, found rows of 48"),
+              "%s", e.text);
+    free(file);
+}
+
 /* Tied: the head is the embedding, whether or not a head is stored too. */
 static void tied_embeddings(void) {
     char directory[300];
@@ -974,6 +1016,51 @@ static void no_model_at_all(void) {
     CHECK(!hybrid_open(&model, long_path, &e));
 }
 
+/* What a plan prints while no file can be opened, where the system may say what memory it has. */
+static void read_plan(const hybrid_model *model, bool files, char text[2000]) {
+    hybrid_session_options session = {100, LINEAR_F32, 0};
+    hybrid_workspace_options work;
+    memset(&work, 0, sizeof work);
+    work.capacity = 100;
+    FILE *out = tmpfile();
+    if (!out) give_up("tmpfile");
+    rlim_t before = set_limit(RLIMIT_NOFILE, 0);
+    if (files) set_limit(RLIMIT_NOFILE, before);
+    plan_print(model, &session, &work, out);
+    set_limit(RLIMIT_NOFILE, before);
+    rewind(out);
+    text[fread(text, 1, 1999, out)] = '\0';
+    fclose(out);
+}
+
+/* Weights that are more than memory; all of a machine's memory, where nothing is said of what is
+ * free; and nothing said at all. */
+static void plans_without_memory(void) {
+    char text[2000];
+    hybrid_model model = open_model(models[0].directory);
+    read_plan(&model, true, text);
+    CHECK_MSG(strstr(text, " tokens with all weights in memory\n"), "%s", text);
+    size_t bytes = model.mapped_bytes, tokens = 0;
+    model.mapped_bytes = SIZE_MAX / 2;
+    read_plan(&model, true, text);
+    model.mapped_bytes = bytes;
+    const char *at = strstr(text, "largest context: none with all weights in memory, ");
+    CHECK_MSG(at &&
+                  sscanf(at, "largest context: none with all weights in memory, %zu tokens",
+                         &tokens) == 1 && /* NOLINT(cert-err34-c) */
+                  tokens > 0,
+              "%s", text);
+    rlim_t before = set_limit(RLIMIT_NOFILE, 0);
+    double memory = plan_available_memory(), pages = (double)sysconf(_SC_PHYS_PAGES);
+    set_limit(RLIMIT_NOFILE, before);
+    CHECK(memory == (pages > 0 ? pages * (double)sysconf(_SC_PAGESIZE) : 0));
+    says_nothing = true;
+    read_plan(&model, false, text);
+    says_nothing = false;
+    CHECK_MSG(strstr(text, "memory: unknown, so is the largest context\n"), "%s", text);
+    hybrid_close(&model);
+}
+
 int main(void) {
     TEST(kimi_linear_matches);
     TEST(kimi_k3_matches);
@@ -991,6 +1078,7 @@ int main(void) {
     TEST(bias_only_selects);
     TEST(activations_match_definition);
     TEST(each_key_is_checked);
+    TEST(a_configuration_is_an_object);
     TEST(ranges_and_contradictions);
     TEST(missing_keys_have_published_defaults);
     TEST(kimi_linear_48b_sizes);
@@ -998,10 +1086,12 @@ int main(void) {
     TEST(quantised_layouts_are_checked);
     TEST(layouts_are_those_of_the_configuration);
     TEST(weight_types_and_alignment);
+    TEST(mxfp4_has_whole_groups);
     TEST(tied_embeddings);
     TEST(one_layer_and_extra_tensors);
     TEST(truncated_files_are_refused);
     TEST(A_log_shapes);
     TEST(no_model_at_all);
+    TEST(plans_without_memory);
     return test_summary();
 }

@@ -20,6 +20,8 @@ static void *test_realloc(void *old, size_t size) {
 #undef realloc
 
 #if JSON_POSIX
+#include "limits.h"
+
 #include <unistd.h>
 #endif
 
@@ -716,6 +718,25 @@ static void reads_regular_files_only(void) {
     rmdir(scratch);
 }
 
+/* As many files are open as the system allows; one opens, and then cannot be read: nothing is at
+ * address 0 of a process. */
+static void reports_what_the_system_says(void) {
+    CHECK(make_scratch());
+    write_file(sample, strlen(sample));
+    rlim_t before = set_limit(RLIMIT_NOFILE, 0);
+    check_read(path, SIZE_MAX, "cannot be opened: ");
+    set_limit(RLIMIT_NOFILE, before);
+    remove(path);
+    rmdir(scratch);
+    FILE *memory = fopen("/proc/self/mem", "rb");
+    if (!memory) {
+        test_skip("no /proc/self/mem here");
+        return;
+    }
+    fclose(memory);
+    check_read("/proc/self/mem", SIZE_MAX, "cannot be read: ");
+}
+
 static void reports_memory_that_a_file_lacks(void) {
     CHECK(make_scratch());
     write_file(sample, strlen(sample));
@@ -732,6 +753,9 @@ static void reads_whole_files(void) {
     test_skip("no POSIX files in this build");
 }
 static void reads_regular_files_only(void) {
+    test_skip("no POSIX files in this build");
+}
+static void reports_what_the_system_says(void) {
     test_skip("no POSIX files in this build");
 }
 static void reports_memory_that_a_file_lacks(void) {
@@ -766,6 +790,7 @@ int main(void) {
     TEST(may_be_freed_twice);
     TEST(reads_whole_files);
     TEST(reads_regular_files_only);
+    TEST(reports_what_the_system_says);
     TEST(reports_memory_that_a_file_lacks);
     return test_summary();
 }

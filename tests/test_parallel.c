@@ -1,7 +1,22 @@
 /* test_parallel.c - the driver's thread pool: each index once, whatever the numbers. */
-#include "../examples/parallel.h"
-
 #include "test.h"
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <errno.h>
+#include <pthread.h>
+
+/* The system starts so many threads, and no more. */
+static size_t startable = SIZE_MAX;
+static int test_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *),
+                       void *argument) {
+    if (startable == 0) return EAGAIN;
+    startable--;
+    return pthread_create(thread, how, run, argument);
+}
+#define pthread_create test_create
+#endif
+#include "../examples/parallel.h"
+#undef pthread_create
 
 #define MOST 1000
 
@@ -65,10 +80,33 @@ static void refuses(void) {
     CHECK(PARALLEL_POSIX || !parallel_open(&pool, 2, &e));
 }
 
+/* Those that did start are ended, and a pool that is closed may be opened. */
+static void threads_that_do_not_start(void) {
+#if PARALLEL_POSIX
+    for (size_t n = 0; n < 4; n++) {
+        parallel pool;
+        error e = {""};
+        char expected[60];
+        startable = n;
+        CHECK(!parallel_open(&pool, 5, &e));
+        startable = SIZE_MAX;
+        snprintf(expected, sizeof expected, "thread %zu of 5: cannot start: ", n + 2);
+        CHECK_MSG(strncmp(e.text, expected, strlen(expected)) == 0, "%s", e.text);
+        CHECK(!pool.threads && pool.n_started == 0);
+        CHECK(parallel_open(&pool, 5, &e));
+        check_each_once(&pool, 100);
+        parallel_close(&pool);
+    }
+#else
+    test_skip("no threads in this build");
+#endif
+}
+
 int main(void) {
     TEST(each_index_once);
     TEST(no_pool_is_the_calling_thread);
     TEST(results_are_visible);
     TEST(refuses);
+    TEST(threads_that_do_not_start);
     return test_summary();
 }

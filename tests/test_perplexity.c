@@ -123,6 +123,34 @@ static void text_model_foresees_text(void) {
     CHECK(backward > 3);
 }
 
+/* One number of the head that is none: its row's logit is none for every token. */
+static void numbers_that_are_none_are_told(void) {
+    char directory[300], path[400];
+    size_t size, n_config;
+    error e;
+    st_checkpoint c;
+    temporary("perplexity-nan", directory);
+    char *bytes = read_file(LINEAR_TINY, "model.safetensors", &size);
+    char *config = read_file(LINEAR_TINY, "config.json", &n_config);
+    snprintf(path, sizeof path, "%s/model.safetensors", LINEAR_TINY);
+    if (!st_open_file(&c, path, &e)) give_up(e.text);
+    const st_tensor *head = st_find(&c, "lm_head.weight");
+    size_t start = 8 + (size_t)st_load_u64(bytes), first = SIZE_MAX;
+    for (size_t i = 0; i < st_count(&c); i++) { /* the lowest address is that of the data */
+        size_t before = (size_t)(head->data - st_at(&c, i)->data);
+        if (before < size && (first == SIZE_MAX || before > first)) first = before;
+    }
+    CHECK(head->dtype == ST_BF16 && first < size);
+    bytes[start + first] = (char)0xc0, bytes[start + first + 1] = 0x7f;
+    st_close(&c);
+    write_file(directory, "model.safetensors", bytes, size);
+    write_file(directory, "config.json", config, n_config);
+    write_file(work, "bytes", "abcdef", 6);
+    check_refused("WORK/../perplexity-nan WORK/bytes --from 2", 1,
+                  "perplexity-nan: the model's logits for token 3 of ");
+    free(bytes), free(config);
+}
+
 static void refusals(void) {
     write_file(work, "bytes", "abcdef", 6);
     write_file(work, "ids", "1 2 256 3", 9);
@@ -141,6 +169,8 @@ static void refusals(void) {
     check_refused(LINEAR_TINY " WORK/bytes --from 4 --to 2", 1, "found 0");
     check_refused(LINEAR_TINY " WORK/ids --tokens", 1, "found 256");
     check_refused("no/such/model WORK/bytes", 1, "no/such/model");
+    check_refused("tests/golden/tokenizer WORK/bytes", 1,
+                  "tiktoken.model: expected no tokenizer with a file of text");
     check_refused("examples/models/recall-kda WORK/bytes", 1, "expected vocab_size 256");
     check_refused("examples/models/recall-kda WORK/bytes", 1, "found 512");
 }
@@ -157,6 +187,7 @@ int main(void) {
     TEST(windows_are_those_of_training);
     TEST(parts_and_bytes);
     TEST(text_model_foresees_text);
+    TEST(numbers_that_are_none_are_told);
     TEST(refusals);
     TEST(help_is_not_an_error);
     return test_summary();

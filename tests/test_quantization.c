@@ -30,6 +30,21 @@ static void nothing_is_quantised_without_the_key(void) {
     }
 }
 
+static void the_key_is_an_object(void) {
+    static const char *const texts[] = {
+        "{\"quantization_config\": 7}", "{\"quantization_config\": []}",
+        "{\"text_config\": {\"quantization_config\": \"compressed-tensors\"}}"};
+    static const char *const found[] = {"a number", "an array", "a string"};
+    for (size_t i = 0; i < 3; i++) {
+        quantization q;
+        error e = {""};
+        CHECK(!parse(&q, texts[i], &e) && q.n_groups == 0);
+        CHECK_MSG(strstr(e.text, "key quantization_config: expected an object, found ") &&
+                      strstr(e.text, found[i]),
+                  "%s", e.text);
+    }
+}
+
 static void targets_and_ignored(void) {
     quantization q;
     error e;
@@ -224,6 +239,7 @@ static void damaged_texts(void) {
 
 int main(void) {
     TEST(nothing_is_quantised_without_the_key);
+    TEST(the_key_is_an_object);
     TEST(targets_and_ignored);
     TEST(several_groups);
     TEST(each_key);

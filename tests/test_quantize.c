@@ -7,11 +7,11 @@
 #include "../examples/safetensors_write.h"
 
 #define PROGRAM "quantize"
+#include "limits.h"
 #include "program.h"
 
 #include <dirent.h>
 #include <signal.h>
-#include <sys/resource.h>
 
 #define LINEAR_TINY MODELS "kimi-linear-tiny"
 #define TRAINED "examples/models/text-attnres"
@@ -769,6 +769,46 @@ static void check_no_model(void) {
     closedir(directory);
 }
 
+/* A file of two empty tensors and one of rows x 8 zeros that is to be quantised. */
+static void write_with_empty_ones(st_dtype type, size_t rows) {
+    static const unsigned char zeros[64] = {0};
+    const size_t none[1] = {0}, dims[2] = {rows, 8};
+    char path[400];
+    st_writer w;
+    error e;
+    empty_directory("model"), empty_directory("made");
+    write_in("model", "config.json", "{\n  \"a\": 1\n}\n");
+    snprintf(path, sizeof path, "%s/model/model.safetensors", work);
+    bool ok = st_writer_open(&w, path, &e) && st_writer_add(&w, "b", ST_F32, none, 1, &e) &&
+              st_writer_add(&w, "a", ST_BF16, none, 1, &e) &&
+              st_writer_add(&w, MODULE "weight", type, dims, 2, &e) &&
+              st_writer_bytes(&w, zeros, rows * 8 * st_dtype_size(type), &e);
+    if (!st_writer_close(&w, ok, &e)) give_up(e.text);
+}
+
+static void integers_are_refused(void) {
+    write_with_empty_ones(ST_I32, 2);
+    check_refused("WORK/model WORK/made --format int8", 1,
+                  "expected F32, F16 or BF16, not quantised, found I32 [2, 8]");
+    check_no_model();
+}
+
+/* They lie where others begin, and go on as they are, by name. */
+static void empty_tensors_are_kept(void) {
+    write_with_empty_ones(ST_F32, 2);
+    quantise("--format int8");
+    st_checkpoint made = open_output("made");
+    const st_tensor *a = st_find(&made, "a"), *b = st_find(&made, "b");
+    CHECK(a && a->elements == 0 && a->dtype == ST_BF16 && b && b->elements == 0);
+    CHECK(a && b && a->dtype == ST_BF16 && b->dtype == ST_F32 && a < b);
+    st_close(&made);
+}
+
+static void paths_that_are_too_long(void) {
+    check_refused("$(printf %04100d 0) WORK/made --format int8", 1,
+                  ".../config.json: expected a path of less than 4096 bytes");
+}
+
 static void numbers_that_are_none_are_refused(void) {
     static const float bad[] = {INFINITY, -INFINITY, NAN};
     for (size_t i = 0; i < 3; i++)
@@ -788,18 +828,14 @@ static void numbers_that_are_none_are_refused(void) {
 
 /* As when a disk is full: a file may not grow further. */
 static void a_full_disk_is_told(void) {
-    struct rlimit limit, before;
     float *w = test_floats(64 * 512);
     write_model(ST_BF16, w, 64, 512);
     free(w);
-    if (getrlimit(RLIMIT_FSIZE, &before) != 0) give_up("getrlimit");
     signal(SIGXFSZ, SIG_IGN);
-    limit = before;
-    limit.rlim_cur = 16384;
-    setrlimit(RLIMIT_FSIZE, &limit);
+    rlim_t before = set_limit(RLIMIT_FSIZE, 16384);
     check_refused("WORK/model WORK/made --format int8", 1,
                   "model.safetensors.part: cannot write: ");
-    setrlimit(RLIMIT_FSIZE, &before);
+    set_limit(RLIMIT_FSIZE, before);
     check_no_model();
 }
 
@@ -954,6 +990,9 @@ int main(void) {
     TEST(threads_change_no_byte);
     TEST(bad_usage_is_refused);
     TEST(bad_input_is_refused);
+    TEST(integers_are_refused);
+    TEST(empty_tensors_are_kept);
+    TEST(paths_that_are_too_long);
     TEST(numbers_that_are_none_are_refused);
     TEST(a_full_disk_is_told);
     TEST(buffers_are_those_of_one_matrix);

@@ -24,8 +24,12 @@ static void *test_realloc(void *old, size_t size) {
 #undef malloc
 #undef calloc
 #undef realloc
+#define OUTPUT_IMPLEMENTATION
+#include "../examples/safetensors_write.h"
 
 #if JSON_POSIX
+#include "limits.h"
+
 #include <sys/stat.h>
 #include <unistd.h>
 #endif
@@ -682,6 +686,49 @@ static void unmaps_what_it_closes(void) {
     remove_directory();
 }
 
+/* A file with a hole that no memory is left to map, one that loses its last page before it is to be
+ * locked, and one more open file than the system allows. */
+static void reports_what_the_system_says(void) {
+    enum { PAGES = 1 << 16, MIB = 1 << 20 };
+    st_checkpoint c;
+    error e = {""};
+    unsigned long pages = 0;
+    long page = sysconf(_SC_PAGESIZE);
+    make_directory();
+    write_image("1.st", sample, sample_data);
+    char full[200];
+    snprintf(full, sizeof full, "cannot be opened: %s", strerror(EMFILE));
+    rlim_t before = set_limit(RLIMIT_NOFILE, 0);
+    check_file("1.st", full);
+    set_limit(RLIMIT_NOFILE, before);
+
+    write_image("2.st", "{\"t\":{\"dtype\":\"U8\",\"shape\":[65536],\"data_offsets\":[0,65536]}}",
+                PAGES);
+    bool ok = st_open_file(&c, path_of("2.st"), &e);
+    CHECK_MSG(ok && truncate(path_of("2.st"), page) == 0, "%s", e.text);
+    before = set_limit(RLIMIT_MEMLOCK, (rlim_t)page);
+    CHECK(ok && !st_lock(&c, &e) && strstr(e.text, "/2.st: ") &&
+          strstr(e.text, " bytes cannot be locked in memory: ") &&
+          strstr(e.text, "; the limit is "));
+    set_limit(RLIMIT_MEMLOCK, before);
+    if (ok) st_close(&c);
+
+    FILE *sizes = fopen("/proc/self/statm", "r");
+    bool known = sizes && fscanf(sizes, "%lu", &pages) == 1; /* NOLINT(cert-err34-c) */
+    if (sizes) fclose(sizes);
+    known = known && truncate(path_of("2.st"), 1024L * MIB) == 0;
+    if (known) {
+        before = set_limit(RLIMIT_AS, (rlim_t)pages * (rlim_t)page + 64 * MIB);
+        ok = st_open_file(&c, path_of("2.st"), &e);
+        set_limit(RLIMIT_AS, before);
+        CHECK_MSG(!ok && strstr(e.text, "/2.st: cannot be mapped: "), "%s", e.text);
+        if (ok) st_close(&c);
+    } else {
+        test_skip("the size of this process is not known, or a file has no holes");
+    }
+    remove_directory();
+}
+
 /* A file with a hole takes no space. */
 static void opens_tensors_beyond_4_gib(void) {
     const char *header = "{\"t\":{\"dtype\":\"F32\",\"shape\":[5,268435456],"
@@ -710,11 +757,104 @@ static void opens_tensors_beyond_4_gib(void) {
 static void unmaps_what_it_closes(void) {
     test_skip("no mapped files in this build");
 }
+static void reports_what_the_system_says(void) {
+    test_skip("no mapped files in this build");
+}
 static void opens_tensors_beyond_4_gib(void) {
     test_skip("no mapped files in this build");
 }
 
 #endif
+
+/* ---- Writing ---- */
+
+/* Every byte that a name may have, 1 to 127, as JSON writes it: quotes, backslashes and control
+ * characters. */
+static void writes_what_it_reads(void) {
+    char name[128] = "";
+    const unsigned char bytes[3] = {7, 8, 9};
+    const size_t dims[1] = {3};
+    st_writer w;
+    st_checkpoint c;
+    error e;
+    for (size_t i = 0; i < 127; i++) name[i] = (char)(i + 1);
+    make_directory();
+    bool ok = st_writer_open(&w, path_of("1.st"), &e) &&
+              st_writer_add(&w, name, ST_U8, dims, 1, &e) && st_writer_bytes(&w, bytes, 3, &e);
+    CHECK_MSG(st_writer_close(&w, ok, &e), "%s", e.text);
+    ok = st_open_file(&c, path_of("1.st"), &e);
+    CHECK_MSG(ok, "%s", e.text);
+    const st_tensor *t = ok ? st_find(&c, name) : NULL;
+    CHECK(t && t->bytes == 3 && memcmp(t->data, bytes, 3) == 0);
+    if (ok) st_close(&c);
+    remove_directory();
+}
+
+/* Nothing of a file is left whose data are more or fewer than was said, and what was there before
+ * stays. */
+static void check_unwritten(size_t n, bool zeros, const char *part) {
+    static const unsigned char bytes[9] = {0};
+    const size_t dims[1] = {8};
+    st_writer w;
+    error e = {""};
+    bool ok = st_writer_open(&w, path_of("1.st"), &e) &&
+              st_writer_add(&w, "t", ST_U8, dims, 1, &e) && st_writer_bytes(&w, bytes, n, &e) &&
+              (!zeros || st_writer_zeros(&w, &e));
+    ok = st_writer_close(&w, ok, &e);
+    CHECK_MSG(!ok && strstr(e.text, "/1.st") && strstr(e.text, part), "%s", e.text);
+    struct stat status;
+    CHECK(stat(path_of("1.st.part"), &status) != 0);
+}
+
+static void writers_keep_their_word(void) {
+    make_directory();
+    write_file("1.st", "before", 6);
+    check_unwritten(9, false, ": more data than the 8 bytes of its tensors");
+    check_unwritten(7, false, ": expected 8 bytes of data, found 7");
+    char *bytes = NULL;
+    size_t length = 0;
+    error e;
+    CHECK(json_read_file(path_of("1.st"), 6, &bytes, &length, &e) && length == 6 &&
+          memcmp(bytes, "before", 6) == 0);
+    free(bytes);
+    remove(path_of("1.st"));
+    /* A pipe has no holes. */
+    CHECK(mkfifo(path_of("1.st"), 0600) == 0);
+    FILE *reader = fopen(path_of("1.st"), "r+b"); /* the other end, so that no writer waits */
+    CHECK(reader != NULL);
+    if (reader) check_unwritten(1, true, ": cannot be extended by 7 bytes: ");
+    if (reader) fclose(reader);
+    remove_directory();
+}
+
+static void outputs_fail_in_one_sentence(void) {
+    static char longer[OUTPUT_PATH + 10];
+    output out;
+    error e = {""};
+    make_directory();
+    memset(longer, 'x', sizeof longer - 1);
+    CHECK(!output_open(&out, longer, &e) && strstr(e.text, "xxx...: expected a shorter path"));
+    longer[OUTPUT_PATH - 1] = '\0'; /* fits, but not with .part */
+    CHECK(!output_open(&out, longer, &e) && strstr(e.text, "expected a shorter path"));
+    /* A directory appears where the file is to be. */
+    const char *path = path_of("2.st");
+    CHECK(output_open(&out, path, &e) && output_bytes(&out, "x", 1, &e));
+    CHECK(mkdir(path, 0700) == 0);
+    CHECK(!output_close(&out, true, &e) && strstr(e.text, "/2.st: cannot rename "));
+    struct stat status;
+    CHECK(stat(path_of("2.st.part"), &status) != 0 && rmdir(path) == 0);
+    /* What does not fit a buffer is told at the latest when it is flushed. */
+    FILE *full = fopen("/dev/full", "wb");
+    if (full) {
+        fclose(full);
+        CHECK(output_open(&out, "/dev/full", &e) && output_bytes(&out, "x", 1, &e));
+        CHECK(!output_flush(&out, &e) && strstr(e.text, "/dev/full: cannot write: "));
+        output_close(&out, false, &e);
+    } else {
+        test_skip("no /dev/full here");
+    }
+    remove_directory();
+}
 
 static void opens_regular_files_only(void) {
     make_directory();
@@ -888,6 +1028,10 @@ static void reports_every_failed_allocation_of_shards(void) {
 static void file_cases(void) {
     TEST(opens_files);
     TEST(unmaps_what_it_closes);
+    TEST(reports_what_the_system_says);
+    TEST(writes_what_it_reads);
+    TEST(writers_keep_their_word);
+    TEST(outputs_fail_in_one_sentence);
     TEST(opens_tensors_beyond_4_gib);
     TEST(opens_regular_files_only);
     TEST(opens_a_directory_with_one_file);

@@ -221,12 +221,48 @@ static void frequencies(void) {
     free(logits);
 }
 
+/* A state whose next number is the largest there is: the generator's steps undone. */
+static random_state before_the_largest(void) {
+    random_state r, next;
+    uint64_t inverse = 1, last, second = 0, first = 0, start = 0;
+    for (int i = 0; i < 6; i++) inverse *= 2 - 0x2545F4914F6CDD1Du * inverse; /* Newton */
+    last = UINT64_MAX * inverse;
+    for (int i = 0; i < 3; i++) second = last ^ second >> 27;
+    for (int i = 0; i < 3; i++) first = second ^ first << 25;
+    for (int i = 0; i < 6; i++) start = first ^ start >> 12;
+    r.bits = start, next = r;
+    CHECK(random_uniform(&next) == 1 - 0x1p-53);
+    return r;
+}
+
+/* It draws the last by rank, also where by rounding the sum is more than its parts one by one. */
+static void the_largest_number_draws_the_last(void) {
+    static float logits[MOST];
+    sample_options o = sample_defaults();
+    o.temperature = 1;
+    test_seed(8);
+    for (size_t round = 0; round < 200; round++) {
+        size_t n = 2 + round * 3, last = 0;
+        error e;
+        sampler s;
+        if (!sampler_open(&s, &o, n, &e)) exit(2);
+        for (size_t i = 0; i < n; i++) logits[i] = test_uniform_f32(-2, 2);
+        for (size_t i = 0; i < n; i++)
+            if (logits[i] <= logits[last]) last = i;
+        s.random = before_the_largest();
+        uint32_t id = sampler_next(&s, logits);
+        CHECK_MSG(id == last, "of %zu: %u, not %zu", n, (unsigned)id, last);
+        sampler_close(&s);
+    }
+}
+
 int main(void) {
     TEST(draws_are_the_definition);
     TEST(filters_by_hand);
     TEST(filters_have_an_order);
     TEST(penalty_by_hand);
     TEST(greedy);
+    TEST(the_largest_number_draws_the_last);
     TEST(frequencies);
     return test_summary();
 }

@@ -28,6 +28,7 @@ static void *test_realloc(void *old, size_t size) {
 #define PROGRAM "tokenize"
 #include "program.h" /* before there is a type called arguments */
 #define TOKENIZER_IMPLEMENTATION
+#include "../examples/stop.h"
 #include "../examples/tokenizer.h"
 #undef malloc
 #undef calloc
@@ -686,6 +687,34 @@ static void prints_ids(void) {
     check_refused(GOLDEN " WORK/text --repeat 0", 2, "--repeat");
 }
 
+/* Without eos_token_id in any file: the special tokens that have one of the names. */
+static void ends_of_text_by_name(void) {
+    token_list stops = {NULL, 0, 0};
+    error e = {""};
+    uint32_t eos = 0, end = 0;
+    CHECK_MSG(stop_read(GOLDEN, &t, &stops, &e), "%s", e.text);
+    CHECK(tokenizer_special(&t, "[EOS]", &eos) && tokenizer_special(&t, "<|im_end|>", &end));
+    CHECK(stops.n == 2 && stop_has(&stops, eos) && stop_has(&stops, end));
+    stops.n = 0;
+    tokenizer none;
+    memset(&none, 0, sizeof none);
+    CHECK(stop_read(GOLDEN, &none, &stops, &e) && stops.n == 0);
+    free(stops.ids);
+}
+
+static void paths_that_are_too_long(void) {
+    static char longer[5000];
+    token_list stops = {NULL, 0, 0};
+    tokenizer other;
+    error e = {""};
+    memset(longer, 'x', sizeof longer - 1);
+    CHECK(!tokenizer_open(&other, longer, &e) && strstr(e.text, "xxx...: expected a shorter path"));
+    CHECK(tokenizer_memory(&other) == 0 && !tokenizer_is_in(longer));
+    e.text[0] = '\0';
+    CHECK(!stop_read(longer, &t, &stops, &e) && strstr(e.text, "xxx...: expected a shorter path"));
+    CHECK(stops.n == 0);
+}
+
 int main(void) {
     error e;
     if (!tokenizer_open(&t, GOLDEN, &e)) give_up(e.text);
@@ -707,6 +736,8 @@ int main(void) {
     TEST(refuses_bad_special_tokens);
     TEST(takes_other_special_tokens);
     TEST(takes_lines_in_any_order);
+    TEST(ends_of_text_by_name);
+    TEST(paths_that_are_too_long);
     TEST(survives_without_memory);
     TEST(prints_ids);
     tokenizer_close(&pairs);
