@@ -731,7 +731,7 @@ static inline void bench_field(char *text, size_t n, int present, int digits, do
 }
 
 static inline void bench_print_row(bench *b, const bench_row *row) {
-    char count[32], tokens[32], gb[32], gflop[32], fraction[32], ratio[32], error[32] = "";
+    char count[32], tokens[32], gb[32], gflop[32], fraction[32], ratio[32], found[32] = "";
     const char *verdict = row->bound <= 0 ? "-" : row->error <= row->bound ? "ok" : "FAIL";
     b->rows++;
     b->failed += verdict[0] == 'F';
@@ -741,20 +741,20 @@ static inline void bench_print_row(bench *b, const bench_row *row) {
     bench_field(gflop, sizeof gflop, row->flops > 0, 2, row->flops / row->ns_med);
     bench_field(fraction, sizeof fraction, row->limit != NULL, 3, row->fraction);
     bench_field(ratio, sizeof ratio, row->compared != NULL, 3, row->ratio);
-    if (row->bound > 0) snprintf(error, sizeof error, "%.1e", row->error);
+    if (row->bound > 0) snprintf(found, sizeof found, "%.1e", row->error);
     if (b->table) {
         if (isatty(2)) fprintf(stderr, "\r\033[K");
         printf("%-30s %-6s %7s %-8s %6s %3zu %12.0f %7s %8s  %-5s %6s  %-16s %6s  %-8s %s\n",
                row->op, row->isa, count, row->dims, tokens, row->threads, row->ns_med, gb, gflop,
                row->limit ? row->limit : "", fraction, row->compared ? row->compared : "", ratio,
-               error, verdict);
+               found, verdict);
         fflush(stdout);
     }
     if (b->csv) {
         fprintf(b->csv, "%s,%s,%s,%s,%s,%zu,%.1f,%.1f,%s,%s,%s,%s,%s,%s,%s,", row->op, row->isa,
                 count, row->dims, tokens, row->threads, row->ns_min, row->ns_med, gb, gflop,
                 row->limit ? row->limit : "", fraction, row->compared ? row->compared : "", ratio,
-                error);
+                found);
         if (row->bound > 0) fprintf(b->csv, "%.0e", row->bound);
         fprintf(b->csv, ",%s\n", verdict);
         fflush(b->csv);
