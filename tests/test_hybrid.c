@@ -1040,7 +1040,8 @@ static void plans_without_memory(void) {
     hybrid_model model = open_model(models[0].directory);
     read_plan(&model, true, text);
     CHECK_MSG(strstr(text, " tokens with all weights in memory\n"), "%s", text);
-    size_t bytes = model.mapped_bytes, tokens = 0;
+    uint64_t bytes = model.mapped_bytes;
+    size_t tokens = 0;
     model.mapped_bytes = SIZE_MAX / 2;
     read_plan(&model, true, text);
     model.mapped_bytes = bytes;

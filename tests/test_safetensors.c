@@ -707,9 +707,12 @@ static void reports_what_the_system_says(void) {
     bool ok = st_open_file(&c, path_of("2.st"), &e);
     CHECK_MSG(ok && truncate(path_of("2.st"), page) == 0, "%s", e.text);
     before = set_limit(RLIMIT_MEMLOCK, (rlim_t)page);
-    CHECK(ok && !st_lock(&c, &e) && strstr(e.text, "/2.st: ") &&
-          strstr(e.text, " bytes cannot be locked in memory: ") &&
-          strstr(e.text, "; the limit is "));
+    if (ok && mlock(c.files[0].owned, c.files[0].size) == 0)
+        test_skip("mlock does not lock here, as under sanitizers");
+    else
+        CHECK(ok && !st_lock(&c, &e) && strstr(e.text, "/2.st: ") &&
+              strstr(e.text, " bytes cannot be locked in memory: ") &&
+              strstr(e.text, "; the limit is "));
     set_limit(RLIMIT_MEMLOCK, before);
     if (ok) st_close(&c);
 
