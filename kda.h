@@ -2337,10 +2337,8 @@ KDA_API size_t kda_save_bytes(const kda_desc *desc, size_t window_bytes) {
 }
 
 static kda_result kdai_check_saved(const kda_desc *desc, const kda_saved *saved, const void *blob) {
-    kda_result result = kdai_check_desc(desc);
-    if (result != KDA_OK) return result;
     if (!saved || !blob) return KDA_ERR_NULL;
-    result = kdai_check_state(desc, saved->state);
+    kda_result result = kdai_check_state(desc, saved->state);
     if (result != KDA_OK) return result;
     if (saved->window_bytes > 0 && !saved->window) return KDA_ERR_NULL;
     if (kdai_is_misaligned(saved->window, sizeof(float))) return KDA_ERR_ALIGN;

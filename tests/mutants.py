@@ -34,6 +34,17 @@ SANITIZERS = " -fsanitize=address,undefined -fno-sanitize-recover=all"
 
 # (header, name, what is there once, what stands there in the mutant)
 NAMED = [
+    # Scratch.
+    ("kda.h", "scratch: the bias as it lies there", "    memset(work->bias, 0, stride * sizeof(float));\n",
+     ""),
+    ("kda.h", "scratch: values and outputs overlap", "work->v_block = kdai_take_floats(&arena, KDA_CHUNK * KDAI_ROWS);",
+     "work->v_block = kdai_take_floats(&arena, KDA_CHUNK + KDAI_ROWS);"),
+    ("kda.h", "a commit of windows counts no tokens",
+     "    size_t n_tokens;\n    kda_result result = kdai_check_conv_desc(desc);\n"
+     "    if (result == KDA_OK) result = kdai_check_run(run);\n"
+     "    if (result == KDA_OK) result = kdai_count_tokens(seqs, n_seqs, &n_tokens);\n",
+     "    kda_result result = kdai_check_conv_desc(desc);\n"
+     "    if (result == KDA_OK) result = kdai_check_run(run);\n"),
     # The recurrence.
     ("kda.h", "plain C: the state does not decay", "kdai_fma(k[d], u, s[d] * decay[d])",
      "kdai_fma(k[d], u, s[d])"),
@@ -202,6 +213,12 @@ SPARED = [
     ("kda.h", "if (piece.token > KDAI_LAYER_ROWS) break;", "no room is left: a piece of no tokens"),
     ("kda.h", "A_log[head] >= 88.0f ?", "88 either way"),
     ("kda.h", "block->n - c >= 4; c += 3)", "some taps are copied twice"),
+    ("kda.h", "return raw >= 0.0f ? 0.0f : raw", "0 either way"),
+    ("kda.h", "t <= piece->n_tokens; t += KDAI_ROW_TOKENS", "rows of no tokens"),
+    ("kda.h", "memset(&rows, 1, sizeof rows)", "what other kernels use, these do not read"),
+    ("kda.h", "span->n_tokens + done - n", "how far ahead is asked for changes no bit"),
+    ("attnres.h", "k <= dim && k - i < ATTNRESI_RUN", "no lanes more"),
+    ("attnres.h", "n - (i + 1) >= ATTNRESI_PAIR", "the last pair one by one: the same"),
     ("attnres.h", "if (n > ATTNRESI_LANES) return", "a whole vector element by element: the same"),
     ("attnres.h", "memset(&call, 1, sizeof call);", "what other calls use, this one does not read"),
 ]
@@ -235,7 +252,7 @@ def code_lines(text):
         comment = "/*" in line
         if started and not any(out for _, out in conditions) and not inside_comment and not comment and \
                 line.startswith("    ") and not line.endswith("\\") and \
-                not re.search(r'"|prefetch|FETCH|\(void\)|KDAI_BOTH|cpuid|AVX512', line):
+                not re.search(r'"|prefetch|FETCH|_mm512|\(void\)|KDAI_BOTH|cpuid|AVX512', line):
             yield number
         if comment or inside_comment:
             inside_comment = "*/" not in line

@@ -118,7 +118,7 @@ static inline kda_result problem_run(const problem *p, kda_algorithm algorithm, 
     memset(&run, 0, sizeof run);
     run.algorithm = algorithm;
     run.scratch_bytes = kda_scratch_bytes(&p->desc, 1, &run);
-    run.scratch = test_alloc(run.scratch_bytes);
+    run.scratch = test_scratch(run.scratch_bytes);
     kda_result result = kda_forward(&p->desc, &args, &run);
     free(run.scratch);
     return result;

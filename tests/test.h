@@ -165,5 +165,9 @@ static inline void *test_alloc(size_t bytes) {
 static inline float *test_floats(size_t n) {
     return (float *)test_alloc(n * sizeof(float));
 }
+/* Memory that nobody has prepared: NaN as float32 or f16, and no address. */
+static inline void *test_scratch(size_t bytes) {
+    return memset(test_alloc(bytes), 0xFF, bytes);
+}
 
 #endif

@@ -32,7 +32,7 @@ static void call_init(call *c) {
     c->args.seqs = c->seqs;
     c->args.n_seqs = 2;
     c->run.scratch_bytes = kda_scratch_bytes(&c->desc, 2, NULL);
-    c->run.scratch = test_alloc(c->run.scratch_bytes);
+    c->run.scratch = test_scratch(c->run.scratch_bytes);
 }
 
 static void call_free(call *c) {

@@ -105,7 +105,7 @@ static attnres_mix_args case_args(const mix_case *x, float *o) {
 static attnres_run run_make(size_t bytes) {
     attnres_run run;
     memset(&run, 0, sizeof run);
-    run.scratch = test_alloc(bytes);
+    run.scratch = test_scratch(bytes);
     run.scratch_bytes = bytes;
     return run;
 }
@@ -730,7 +730,7 @@ static void misaligned_buffers_same_bits(void) {
         attnres_run run;
         size_t bytes = attnres_mix_scratch_bytes(&x.desc, n, NULL);
         memset(&run, 0, sizeof run);
-        unsigned char *scratch = (unsigned char *)test_alloc(bytes + past);
+        unsigned char *scratch = (unsigned char *)test_scratch(bytes + past);
         run.scratch = scratch + past;
         run.scratch_bytes = bytes;
         CHECK(attnres_mix(&x.desc, &args, &run) == ATTNRES_OK);

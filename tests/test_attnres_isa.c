@@ -120,7 +120,7 @@ static float *keep(const problem *p, const tensors *x, float *to) {
 static attnres_run with_scratch(const attnres_run *how, size_t bytes) {
     attnres_run run = *how;
     CHECK(bytes > 0);
-    run.scratch = test_alloc(bytes + 1);
+    run.scratch = test_scratch(bytes + 1);
     run.scratch = (unsigned char *)run.scratch + 1;
     run.scratch_bytes = bytes;
     return run;

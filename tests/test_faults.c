@@ -116,7 +116,7 @@ static kda_result forward(const kda_desc *desc, kda_args *args, kda_algorithm al
     memset(&run, 0, sizeof run);
     run.algorithm = algorithm;
     run.scratch_bytes = kda_scratch_bytes(desc, n_seqs, &run);
-    run.scratch = test_alloc(run.scratch_bytes);
+    run.scratch = test_scratch(run.scratch_bytes);
     args->seqs = seqs, args->n_seqs = n_seqs;
     kda_result result = kda_forward(desc, args, &run);
     free(run.scratch);
@@ -385,7 +385,7 @@ static kda_result convolve(const kda_conv_desc *desc, const float *weight, const
     args.x = kda_in_f32(x, row, 0), args.y = kda_out_f32(y, row, 0);
     args.weight = weight, args.seqs = seqs, args.n_seqs = n_seqs;
     run.scratch_bytes = kda_conv_scratch_bytes(desc, n_seqs, &run);
-    run.scratch = test_alloc(run.scratch_bytes);
+    run.scratch = test_scratch(run.scratch_bytes);
     kda_result result = kda_conv(desc, &args, &run);
     free(run.scratch);
     return result;
@@ -1056,7 +1056,7 @@ static void layer_run(layer *l, layer_call call, size_t first, size_t n, float *
     args.seqs = &seq, args.n_seqs = 1;
     run.algorithm = KDA_RECURRENT;
     run.scratch_bytes = kda_layer_scratch_bytes(&l->desc, 1, &run);
-    run.scratch = test_alloc(run.scratch_bytes);
+    run.scratch = test_scratch(run.scratch_bytes);
     CHECK(call(&l->desc, &args, &run) == KDA_OK);
     free(run.scratch);
 }
@@ -1068,7 +1068,7 @@ static kda_result layer_commit(const layer *l, size_t n, float *state, float *wi
     memset(&seq, 0, sizeof seq), memset(&run, 0, sizeof run);
     seq.n_tokens = n, seq.state = state, seq.window = window, seq.journal = journal;
     run.scratch_bytes = kda_layer_scratch_bytes(&l->desc, 1, &run);
-    run.scratch = test_alloc(run.scratch_bytes);
+    run.scratch = test_scratch(run.scratch_bytes);
     kda_result result = kda_layer_commit(&l->desc, &seq, 1, &run);
     free(run.scratch);
     return result;

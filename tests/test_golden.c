@@ -129,7 +129,7 @@ static void golden_run(const golden *x, kda_algorithm algorithm, float *o, float
     memset(&run, 0, sizeof run);
     run.algorithm = algorithm;
     run.scratch_bytes = kda_scratch_bytes(&x->desc, x->batch, &run);
-    run.scratch = test_alloc(run.scratch_bytes);
+    run.scratch = test_scratch(run.scratch_bytes);
     CHECK(kda_forward(&x->desc, &args, &run) == KDA_OK);
     for (size_t b = 0; b < x->batch; b++)
         kda_state_export_kv(&x->desc, states + b * count, final_state + b * count);

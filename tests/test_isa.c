@@ -87,7 +87,7 @@ static void layer_run(layer_case *x, kda_algorithm algorithm, kda_isa isa) {
         args.seqs = &seq, args.n_seqs = 1;
         run.algorithm = algorithm, run.isa = isa;
         run.scratch_bytes = kda_layer_scratch_bytes(&x->layer, 1, &run);
-        run.scratch = test_alloc(run.scratch_bytes);
+        run.scratch = test_scratch(run.scratch_bytes);
         CHECK(kda_layer(&x->layer, &args, &run) == KDA_OK);
         free(run.scratch);
     }
@@ -207,7 +207,7 @@ static void infinities_stay_in_their_channels(void) {
         kda_desc desc = problem_desc(1, 0, K, V);
         desc.beta = KDA_BETA_VALUE;
         run.scratch_bytes = kda_scratch_bytes(&desc, 1, &run);
-        run.scratch = test_alloc(run.scratch_bytes);
+        run.scratch = test_scratch(run.scratch_bytes);
         CHECK(kda_forward(&desc, &args, &run) == KDA_OK);
         for (size_t i = 0; i < TOKENS * V; i++)
             CHECK_MSG(o[i] == HUGE_VALF, "%s: output %zu is %g", kda_isa_name(run.isa), i,

@@ -284,7 +284,7 @@ static void a_ragged_batch_equals_single_runs(void) {
         memset(&run, 0, sizeof run);
         run.algorithm = (kda_algorithm)algorithm;
         run.scratch_bytes = kda_scratch_bytes(&desc, n_seqs, &run);
-        run.scratch = test_alloc(run.scratch_bytes);
+        run.scratch = test_scratch(run.scratch_bytes);
         CHECK(kda_forward(&desc, &args, &run) == KDA_OK);
         size_t token = 0;
         for (size_t i = 0; i < n_seqs; i++) {
@@ -380,7 +380,7 @@ static void views_into_wider_rows(void) {
         memset(&run, 0, sizeof run);
         run.algorithm = both[a];
         run.scratch_bytes = kda_scratch_bytes(&desc, 1, &run);
-        unsigned char *scratch = (unsigned char *)test_alloc(run.scratch_bytes + 1);
+        unsigned char *scratch = (unsigned char *)test_scratch(run.scratch_bytes + 1);
         run.scratch = scratch + 1; /* any alignment */
         CHECK(kda_forward(&desc, &args, &run) == KDA_OK);
         CHECK(same_bits(state, want_state, p.state_count));
@@ -552,7 +552,7 @@ static void scratch_does_not_depend_on_tokens_or_contents(void) {
         seq.n_tokens = 40, seq.state = state[a];
         args.seqs = &seq, args.n_seqs = 1;
         run.scratch_bytes = kda_scratch_bytes(&desc, 1, NULL);
-        run.scratch = test_alloc(run.scratch_bytes);
+        run.scratch = test_scratch(run.scratch_bytes);
         memset(run.scratch, a ? 0xFF : 0, run.scratch_bytes); /* NaN everywhere, or zeros */
         CHECK(kda_forward(&desc, &args, &run) == KDA_OK);
         free(run.scratch);

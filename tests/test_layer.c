@@ -15,7 +15,7 @@ static kda_run run_as(kda_algorithm algorithm) {
 static void give_scratch(kda_run *run, size_t bytes) {
     CHECK(bytes > 0);
     run->scratch_bytes = bytes;
-    run->scratch = test_alloc(bytes); /* to the byte, so that a sanitizer sees an overrun */
+    run->scratch = test_scratch(bytes); /* to the byte, so that a sanitizer sees an overrun */
 }
 
 /* ---- A layer ---- */
@@ -828,7 +828,7 @@ static void spoiled_init(spoiled *s) {
     s->args = batch_args(&s->d.b, 0);
     s->args.seqs = s->seqs, s->args.n_seqs = 2;
     s->run.scratch_bytes = 1 << 18;
-    s->run.scratch = test_alloc(s->run.scratch_bytes);
+    s->run.scratch = test_scratch(s->run.scratch_bytes);
 }
 
 static void spoiled_free(spoiled *s) {

@@ -35,7 +35,7 @@ static problem problem_new(mla_desc desc, size_t n, float query_scale) {
     for (size_t i = 0; i < n_q; i++) p.q[i] *= query_scale;
     p.kv_b.type = LINEAR_F32, p.kv_b.rows = rows, p.kv_b.cols = desc.latent;
     p.kv_b.data = (const unsigned char *)p.kv_b_values;
-    p.scratch = test_alloc(mla_scratch_bytes(&desc, n, n, MOST_THREADS));
+    p.scratch = test_scratch(mla_scratch_bytes(&desc, n, n, MOST_THREADS));
     return p;
 }
 
@@ -179,7 +179,7 @@ static mix_problem mix_new_of(const mla_desc *desc, size_t n_keys, size_t n_toke
     p.seq.cache = test_alloc(n_keys * mla_cache_row_bytes(&p.desc));
     p.absorbed = test_floats(rows * mla_query_stride(&p.desc));
     p.mix = test_floats(rows * mla_mix_stride(&p.desc));
-    p.scratch = test_alloc(mla_scratch_bytes(&p.desc, n_tokens, n_keys, MOST_THREADS));
+    p.scratch = test_scratch(mla_scratch_bytes(&p.desc, n_tokens, n_keys, MOST_THREADS));
     float *key = test_floats(width);
     for (size_t j = 0; j < n_keys; j++) {
         test_fill_normal(key, width);
@@ -299,7 +299,7 @@ static void sequences_are_independent(void) {
     size_t heads = 3, stride = mla_query_stride(&small), mix_stride = mla_mix_stride(&small);
     float *absorbed = test_floats(ROWS * heads * stride), *q = absorbed;
     float *mix = test_floats(ROWS * heads * mix_stride);
-    void *scratch = test_alloc(mla_scratch_bytes(&small, ROWS, 2 * MLA_RANGE, 2));
+    void *scratch = test_scratch(mla_scratch_bytes(&small, ROWS, 2 * MLA_RANGE, 2));
     parallel pool;
     error e;
     CHECK(parallel_open(&pool, 2, &e));

@@ -56,7 +56,7 @@ static void conv_run(const conv_problem *p, const float *x, size_t first, size_t
     args.seqs = &seq;
     args.n_seqs = 1;
     run.scratch_bytes = kda_conv_scratch_bytes(&p->desc, 1, NULL);
-    run.scratch = test_alloc(run.scratch_bytes);
+    run.scratch = test_scratch(run.scratch_bytes);
     CHECK(kda_conv(&p->desc, &args, &run) == KDA_OK);
     free(run.scratch);
 }
@@ -166,7 +166,7 @@ static void conv_of_a_ragged_batch(void) {
     kda_run run;
     memset(&run, 0, sizeof run);
     run.scratch_bytes = kda_conv_scratch_bytes(&p.desc, 4, NULL);
-    run.scratch = test_alloc(run.scratch_bytes);
+    run.scratch = test_scratch(run.scratch_bytes);
     CHECK(kda_conv(&p.desc, &args, &run) == KDA_OK);
     free(run.scratch);
     size_t token = 0;

@@ -118,7 +118,7 @@ static void decoder_run(const decoder *d, const kda_saved *at, size_t first, siz
     args.seqs = &seq, args.n_seqs = 1;
     run.algorithm = KDA_RECURRENT;
     run.scratch_bytes = kda_layer_scratch_bytes(&d->layer, 1, &run);
-    run.scratch = test_alloc(run.scratch_bytes);
+    run.scratch = test_scratch(run.scratch_bytes);
     CHECK(kda_layer(&d->layer, &args, &run) == KDA_OK);
     free(run.scratch);
 }

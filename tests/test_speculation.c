@@ -18,7 +18,7 @@ static kda_run run_with(kda_parallel_for hook, size_t threads) {
 static void give_scratch(kda_run *run, size_t bytes) {
     CHECK(bytes > 0);
     run->scratch_bytes = bytes;
-    run->scratch = test_alloc(bytes); /* to the byte, so that a sanitizer sees an overrun */
+    run->scratch = test_scratch(bytes); /* to the byte, so that a sanitizer sees an overrun */
 }
 
 /* Memory with a margin that nobody may write. */
@@ -730,7 +730,7 @@ static void spoiled_init(spoiled *s) {
     s->written = (unsigned char *)test_alloc(s->written_bytes);
     spoiled_views(s, s->written);
     s->run.scratch_bytes = 1 << 16;
-    s->run.scratch = test_alloc(s->run.scratch_bytes);
+    s->run.scratch = test_scratch(s->run.scratch_bytes);
     CHECK(kda_verify(&s->desc, &s->args, &s->run) == KDA_OK);
     CHECK(kda_conv_verify(&s->conv, &s->conv_args, &s->run) == KDA_OK);
 }
@@ -880,6 +880,15 @@ static void convolution_misused(void) {
     SPOIL(CONV_COMMIT, s.conv_seqs[1].window = s.conv_seqs[0].window, KDA_ERR_ALIAS);
     SPOIL(CONV_COMMIT, s.run.scratch_bytes = kda_conv_scratch_bytes(&s.conv, 2, NULL) - 1,
           KDA_ERR_SCRATCH);
+    SPOIL(CONV_COMMIT, s.conv_seqs[0].n_tokens = s.conv_seqs[1].n_tokens = SIZE_MAX / 2,
+          KDA_ERR_SIZE);
+    spoiled s;
+    spoiled_init(&s);
+    CHECK(kda_conv_commit(&s.conv, NULL, 2, &s.run) == KDA_ERR_NULL);
+    CHECK(kda_conv_commit(NULL, s.conv_seqs, 2, &s.run) == KDA_ERR_NULL);
+    CHECK(kda_conv_commit(&s.conv, s.conv_seqs, 2, NULL) == KDA_ERR_NULL);
+    CHECK(kda_conv_commit(&s.conv, NULL, 0, &s.run) == KDA_OK);
+    spoiled_free(&s);
 }
 
 /* ---- Sizes ---- */

@@ -26,7 +26,7 @@ static void run_batch(const problem *p, kda_run *run, float *states, float *o) {
     args.seqs = seqs, args.n_seqs = 3;
     run->scratch_bytes = kda_scratch_bytes(&p->desc, 3, run);
     CHECK(run->scratch_bytes > 0);
-    run->scratch = test_alloc(run->scratch_bytes);
+    run->scratch = test_scratch(run->scratch_bytes);
     CHECK(kda_forward(&p->desc, &args, run) == KDA_OK);
     free(run->scratch);
 }
@@ -76,7 +76,7 @@ static void four_heads_use_eight_threads(void) {
     args.seqs = &seq, args.n_seqs = 1;
     run.parallel_for = in_order, run.user = &counts, run.n_threads = 8;
     run.scratch_bytes = kda_scratch_bytes(&desc, 1, &run);
-    run.scratch = test_alloc(run.scratch_bytes);
+    run.scratch = test_scratch(run.scratch_bytes);
     CHECK(kda_forward(&desc, &args, &run) == KDA_OK);
     CHECK_MSG(counts.asked == 8, "%zu workers were asked for", counts.asked);
     free(run.scratch);
@@ -118,7 +118,7 @@ static void *run_host(void *argument) {
     args.seqs = &seq, args.n_seqs = 1;
     if (x->inside) run.parallel_for = real_threads, run.n_threads = 2;
     run.scratch_bytes = kda_scratch_bytes(&x->p->desc, 1, &run);
-    run.scratch = malloc(run.scratch_bytes);
+    run.scratch = test_scratch(run.scratch_bytes);
     for (int times = 0; times < 5; times++) {
         memcpy(x->state, x->p->start, x->p->state_count * sizeof(float));
         if (!run.scratch || kda_forward(&x->p->desc, &args, &run) != KDA_OK) x->o[0] = NAN;
@@ -179,7 +179,7 @@ static void convolution_has_the_same_bits_too(void) {
         args.weight = weight, args.seqs = &seq, args.n_seqs = 1;
         if (h > 0) run.parallel_for = hooks[h - 1], run.user = &counts, run.n_threads = 3;
         run.scratch_bytes = kda_conv_scratch_bytes(&desc, 1, &run);
-        run.scratch = test_alloc(run.scratch_bytes);
+        run.scratch = test_scratch(run.scratch_bytes);
         CHECK(kda_conv(&desc, &args, &run) == KDA_OK);
         if (h > 0) CHECK(memcmp(y, want, T * CHANNELS * sizeof(float)) == 0);
         if (h > 0) CHECK(memcmp(window, want_window, 3 * CHANNELS * sizeof(float)) == 0);

@@ -80,21 +80,21 @@ static void *typed(float *x, size_t n, kda_type type) {
 
 /* Each tensor in a type of its own gives the bits of float32 tensors holding the same values, and
  * outputs are those of the float32 run, rounded. */
-static void every_tensor_in_every_type(void) {
-    kda_desc desc = problem_desc(2, 1, 9, 6);
+static void check_every_type(size_t dim_v) {
+    kda_desc desc = problem_desc(2, 1, 9, dim_v);
+    size_t width = 2 * dim_v, n_o = 20 * width;
     desc.gate = KDA_GATE_SOFTPLUS;
-    test_seed(1);
     for (size_t shift = 0; shift < 3; shift++) {
         problem p = problem_new(&desc, 20);
         kda_type type[6];
         for (size_t i = 0; i < 6; i++) type[i] = types[(i + shift) % 3];
         void *q = typed(p.q, 180, type[0]), *k = typed(p.k, 180, type[1]);
-        void *v = typed(p.v, 240, type[2]), *g = typed(p.g, 360, type[3]);
+        void *v = typed(p.v, n_o, type[2]), *g = typed(p.g, 360, type[3]);
         void *beta = typed(p.beta, 40, type[4]);
-        float *want_o = test_floats(240), *want_state = test_floats(p.state_count);
+        float *want_o = test_floats(n_o), *want_state = test_floats(p.state_count);
         float *state = test_floats(p.state_count);
         for (int algorithm = KDA_RECURRENT; algorithm <= KDA_CHUNKED; algorithm++) {
-            unsigned char *o = (unsigned char *)test_alloc(240 * 4);
+            unsigned char *o = (unsigned char *)test_alloc(n_o * 4);
             kda_seq seq;
             kda_run run;
             problem_solve(&p, (kda_algorithm)algorithm, want_state, want_o);
@@ -104,22 +104,29 @@ static void every_tensor_in_every_type(void) {
             seq.n_tokens = 20, seq.state = state;
             kda_args args = problem_args(&p, 0, want_o);
             args.q = kda_in(q, type[0], 9, 9), args.k = kda_in(k, type[1], 9, 9);
-            args.v = kda_in(v, type[2], 12, 6), args.g = kda_in(g, type[3], 18, 9);
-            args.beta = kda_in(beta, type[4], 2, 1), args.o = kda_out(o, type[5], 12, 6);
+            args.v = kda_in(v, type[2], (ptrdiff_t)width, (ptrdiff_t)dim_v), args.g = kda_in(g, type[3], 18, 9);
+            args.beta = kda_in(beta, type[4], 2, 1), args.o = kda_out(o, type[5], (ptrdiff_t)width, (ptrdiff_t)dim_v);
             args.seqs = &seq, args.n_seqs = 1;
             run.algorithm = (kda_algorithm)algorithm;
             run.scratch_bytes = kda_scratch_bytes(&desc, 1, &run);
-            run.scratch = test_alloc(run.scratch_bytes);
+            run.scratch = test_scratch(run.scratch_bytes);
             CHECK(kda_forward(&desc, &args, &run) == KDA_OK);
             CHECK(memcmp(state, want_state, p.state_count * sizeof(float)) == 0);
-            void *want = typed(want_o, 240, type[5]);
-            CHECK(memcmp(o, want, 240 * type_bytes(type[5])) == 0);
+            void *want = typed(want_o, n_o, type[5]);
+            CHECK(memcmp(o, want, n_o * type_bytes(type[5])) == 0);
             free(want), free(run.scratch), free(o);
         }
         free(q), free(k), free(v), free(g), free(beta);
         free(want_o), free(want_state), free(state);
         problem_free(&p);
     }
+}
+
+/* Values and outputs of less than a block of scratch, and of two and a part. */
+static void every_tensor_in_every_type(void) {
+    test_seed(1);
+    check_every_type(6);
+    check_every_type(75);
 }
 
 static void parts_in_16_bits(void) {
@@ -184,6 +191,54 @@ static void f16_state_splits_and_error(void) {
     problem_free(&p);
 }
 
+/* The first n tokens from a state of that type; what it is then, in float32. */
+static void state_after(const problem *p, kda_isa isa, kda_algorithm algorithm, size_t n,
+                        kda_type type, const float *start, float *end) {
+    problem typed_problem = *p;
+    float *o = test_floats(p->output_count);
+    kda_seq seq;
+    kda_run run;
+    typed_problem.desc.state_type = type;
+    kda_args args = problem_args(&typed_problem, 0, o);
+    memcpy(end, start, p->state_count * sizeof(float));
+    memset(&seq, 0, sizeof seq), memset(&run, 0, sizeof run);
+    seq.n_tokens = n, seq.state = typed(end, p->state_count, type);
+    args.seqs = &seq, args.n_seqs = 1;
+    run.isa = isa, run.algorithm = algorithm;
+    run.scratch_bytes = kda_scratch_bytes(&typed_problem.desc, 1, &run);
+    run.scratch = test_scratch(run.scratch_bytes);
+    CHECK(kda_forward(&typed_problem.desc, &args, &run) == KDA_OK);
+    for (size_t i = 0; i < p->state_count; i++)
+        end[i] = type == KDA_F32 ? ((float *)seq.state)[i] : kda_from_f16(((uint16_t *)seq.state)[i]);
+    free(run.scratch), free(seq.state), free(o);
+}
+
+/* What is rounded at once, a token or a chunk, is the float32 state to nearest, on every set. */
+static void f16_state_is_the_nearest(void) {
+    static const size_t dims[][2] = {{24, 10}, {37, 45}, {64, 32}, {16, 128}};
+    test_seed(4);
+    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
+        kda_desc desc = problem_desc(2, 0, dims[i][0], dims[i][1]);
+        problem p = problem_new(&desc, KDA_CHUNK);
+        size_t n = p.state_count;
+        float *exact = test_floats(n), *half = test_floats(n);
+        free(typed(p.start, n, KDA_F16));
+        for (int isa = KDA_ISA_SCALAR; isa <= KDA_ISA_NEON; isa++)
+            for (int chunked = 0; kda_isa_is_available((kda_isa)isa) && chunked < 2; chunked++) {
+                kda_algorithm algorithm = chunked ? KDA_CHUNKED : KDA_RECURRENT;
+                size_t tokens = chunked ? KDA_CHUNK : 1;
+                state_after(&p, (kda_isa)isa, algorithm, tokens, KDA_F32, p.start, exact);
+                state_after(&p, (kda_isa)isa, algorithm, tokens, KDA_F16, p.start, half);
+                free(typed(exact, n, KDA_F16));
+                CHECK_MSG(memcmp(exact, half, n * sizeof(float)) == 0, "%s, %s, %zu x %zu",
+                          kda_isa_name((kda_isa)isa), chunked ? "chunked" : "recurrent", dims[i][0],
+                          dims[i][1]);
+            }
+        free(exact), free(half);
+        problem_free(&p);
+    }
+}
+
 static void f16_state_in_and_out(void) {
     kda_desc desc = problem_desc(2, 0, 5, 3);
     desc.state_type = KDA_F16;
@@ -219,6 +274,7 @@ int main(void) {
     TEST(parts_in_16_bits);
     TEST(a_16_bit_tensor_at_an_odd_address_is_refused);
     TEST(f16_state_splits_and_error);
+    TEST(f16_state_is_the_nearest);
     TEST(f16_state_in_and_out);
     TEST(finite_or_not);
     return test_summary();

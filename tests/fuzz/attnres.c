@@ -132,7 +132,7 @@ static attnres_run run_with(attnres_isa isa, size_t scratch_bytes) {
     memset(&run, 0, sizeof run);
     run.isa = isa;
     run.scratch_bytes = scratch_bytes;
-    run.scratch = fuzz_alloc(scratch_bytes);
+    run.scratch = memset(fuzz_alloc(scratch_bytes), 0xFF, scratch_bytes);
     return run;
 }
 

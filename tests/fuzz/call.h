@@ -398,6 +398,7 @@ static inline kda_run run_as(const manner *how, kda_algorithm algorithm, kda_isa
 
 static inline void give_scratch(kda_run *run, const manner *how, size_t bytes) {
     unsigned char *block = (unsigned char *)fuzz_alloc(bytes + how->offset);
+    memset(block, 0xFF, bytes + how->offset);
     run->scratch = block + how->offset, run->scratch_bytes = bytes;
 }
 
