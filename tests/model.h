@@ -1,5 +1,5 @@
 /* model.h - for tests of the driver: the reference checkpoints, and damaged copies of them. Include
- * it after hybrid.h or safetensors.h with their bodies. */
+ * it after hybrid.h or safetensors.h. */
 #ifndef TEST_MODEL_H
 #define TEST_MODEL_H
 

@@ -1,5 +1,5 @@
 /* program.h - for tests that run a program of $BUILD (build), from the repository root. Include it
- * after safetensors.h with its bodies; the test defines PROGRAM, the name. */
+ * after safetensors.h; the test defines PROGRAM, the name. */
 #ifndef TEST_PROGRAM_H
 #define TEST_PROGRAM_H
 

@@ -1,5 +1,5 @@
 /* reader.h - for tests of the driver: a session with a workspace of its own, opened or else the end
- * of the run. Include it after hybrid.h with its bodies. */
+ * of the run. Include it after hybrid.h. */
 #ifndef TEST_READER_H
 #define TEST_READER_H
 
