@@ -370,7 +370,7 @@ linear linear_rows(const linear *w, size_t first, size_t n_rows) {
 
 /* One call of linear_apply, and how its rows are cut into items for threads. */
 typedef struct lineari_call {
-    const kernels *kernels;
+    const kernels *set;
     const linear *w;
     const float *x;
     float *y;
@@ -386,8 +386,8 @@ typedef struct lineari_call {
 /* Rows first .. first + count - 1 for few tokens: the weights go by once, row after row. */
 static void lineari_rows_direct(const lineari_call *call, size_t first, size_t count) {
     kernels_matrix part = lineari_part(call->w, first, 0);
-    call->kernels->dots(&part, count, call->x, call->x_stride, call->n, call->w->cols, LINEAR_SPAN,
-                        false, call->y + first, 1, call->y_stride);
+    call->set->dots(&part, count, call->x, call->x_stride, call->n, call->w->cols, LINEAR_SPAN,
+                    false, call->y + first, 1, call->y_stride);
 }
 
 static void lineari_rows_tiled(const lineari_call *call, size_t first, size_t count) {
@@ -396,9 +396,9 @@ static void lineari_rows_tiled(const lineari_call *call, size_t first, size_t co
     for (size_t col = 0; col < call->w->cols; col += LINEAR_SPAN) {
         size_t width = call->w->cols - col < LINEAR_SPAN ? call->w->cols - col : LINEAR_SPAN;
         for (size_t r = 0; r < count; r++)
-            lineari_expand(call->kernels, call->w, first + r, col, width, tile[r]);
-        call->kernels->dots(&floats, count, call->x + col, call->x_stride, call->n, width, width,
-                            col > 0, call->y + first, 1, call->y_stride);
+            lineari_expand(call->set, call->w, first + r, col, width, tile[r]);
+        call->set->dots(&floats, count, call->x + col, call->x_stride, call->n, width, width,
+                        col > 0, call->y + first, 1, call->y_stride);
     }
 }
 
@@ -461,7 +461,7 @@ void linear_apply_all(const linear_run *run, const linear_product *products, siz
     lineari_round round;
     lineari_call call;
     memset(&call, 0, sizeof call);
-    call.kernels = kernels_of(run ? run->isa : KDA_ISA_AUTO);
+    call.set = kernels_of(run ? run->isa : KDA_ISA_AUTO);
     round.n = 0;
     for (size_t i = 0; i < n_products; i++) {
         const linear_product *p = &products[i];

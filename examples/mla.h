@@ -377,7 +377,7 @@ static void mlai_divide(const mla_desc *desc, size_t count, const mlai_sums *sum
  * times ranges. */
 typedef struct mlai_call {
     const mla_desc *desc;
-    const kernels *kernels;
+    const kernels *set;
     mlai_scratch scratch;
     const float *absorbed;
     float *mix;
@@ -432,10 +432,10 @@ static void mlai_do_group(const mlai_call *call, const mlai_worker *worker, size
                                  mla_mix_stride(desc));
     mlai_sums next = {worker->mix, worker->max, worker->sum};
     size_t ranges = mlai_ranges(mlai_seen(desc, &rows, rows.count - 1));
-    mlai_range(desc, call->kernels, worker, &rows, 0, &all);
+    mlai_range(desc, call->set, worker, &rows, 0, &all);
     for (size_t range = 1; range < ranges; range++) {
-        mlai_range(desc, call->kernels, worker, &rows, range, &next);
-        mlai_join(desc, call->kernels, rows.count, &next, &all);
+        mlai_range(desc, call->set, worker, &rows, range, &next);
+        mlai_join(desc, call->set, rows.count, &next, &all);
     }
     mlai_divide(desc, rows.count, &all);
 }
@@ -448,7 +448,7 @@ static void mlai_do_range(const mlai_call *call, const mlai_worker *worker, size
     mlai_sums sums =
         mlai_sums_at(call->scratch.range_mix, call->scratch.range_max, call->scratch.range_sum,
                      range * desc->n_heads + rows.first, mla_mix_stride(desc));
-    mlai_range(desc, call->kernels, worker, &rows, range, &sums);
+    mlai_range(desc, call->set, worker, &rows, range, &sums);
 }
 
 static void mlai_work(void *context, size_t index) {
@@ -487,7 +487,7 @@ static void mlai_join_ranges(void *context, size_t head) {
     for (size_t range = 1; range < ranges; range++) {
         mlai_sums next = mlai_sums_at(s->range_mix, s->range_max, s->range_sum,
                                       range * desc->n_heads + head, stride);
-        mlai_join(desc, call->kernels, 1, &next, &all);
+        mlai_join(desc, call->set, 1, &next, &all);
     }
     mlai_divide(desc, 1, &all);
     memcpy(call->mix + (call->first_row + head) * stride, all.mix, stride * sizeof(float));
@@ -556,7 +556,7 @@ void mla_mix(const linear_run *run, const mla_desc *desc, const float *absorbed,
     mlai_call call;
     memset(&call, 0, sizeof call);
     call.desc = desc, call.absorbed = absorbed, call.mix = mix;
-    call.kernels = kernels_of(run ? run->isa : KDA_ISA_AUTO);
+    call.set = kernels_of(run ? run->isa : KDA_ISA_AUTO);
     call.scratch = mlai_place_call(run, desc, seqs, n_seqs, scratch);
     call.bf16_dots = run && run->bf16_dots && mla_has_bf16_dots(run, desc);
     if (call.bf16_dots) mlai_round_queries(&call, mlai_tokens(seqs, n_seqs));
@@ -579,7 +579,7 @@ void mla_mix(const linear_run *run, const mla_desc *desc, const float *absorbed,
 
 typedef struct mlai_heads {
     const mla_desc *desc;
-    const kernels *kernels;
+    const kernels *set;
     const linear *kv_b;
     mlai_scratch scratch;
     const float *q;
@@ -600,9 +600,9 @@ static void mlai_absorb_head(const mlai_heads *call, const mlai_worker *worker, 
         for (size_t r = 0; r < count; r++)
             linear_expand(call->kv_b, head * (desc->dim_nope + desc->dim_v) + row + r, 0,
                           desc->latent, worker->tile + r * tile_stride);
-        call->kernels->mix(q + row, heads * dim_q, call->n, worker->tile, tile_stride, count,
-                           desc->latent, row == 0 ? call->scratch.zeros : call->scratch.ones, to,
-                           heads * stride);
+        call->set->mix(q + row, heads * dim_q, call->n, worker->tile, tile_stride, count,
+                       desc->latent, row == 0 ? call->scratch.zeros : call->scratch.ones, to,
+                       heads * stride);
     }
     for (size_t t = 0; t < call->n; t++, to += heads * stride, q += heads * dim_q) {
         memcpy(to + desc->latent, q + desc->dim_nope, desc->dim_rope * sizeof *q);
@@ -623,7 +623,7 @@ static void mlai_absorb_work(void *context, size_t index) {
 static void mlai_values_head(void *context, size_t head) {
     const mlai_heads *call = (const mlai_heads *)context;
     const mla_desc *desc = call->desc;
-    linear_run alone = {call->kernels->isa, NULL, false};
+    linear_run alone = {call->set->isa, NULL, false};
     size_t first = head * (desc->dim_nope + desc->dim_v) + desc->dim_nope;
     linear up = linear_rows(call->kv_b, first, desc->dim_v);
     linear_apply(&alone, &up, call->mix + head * mla_mix_stride(desc), call->n,
@@ -637,7 +637,7 @@ void mla_attend(const linear_run *run, const mla_desc *desc, const linear *kv_b,
     mlai_heads call;
     memset(&call, 0, sizeof call);
     call.desc = desc, call.kv_b = kv_b, call.q = q, call.out = out;
-    call.kernels = kernels_of(run ? run->isa : KDA_ISA_AUTO);
+    call.set = kernels_of(run ? run->isa : KDA_ISA_AUTO);
     call.scratch = mlai_place_call(run, desc, seqs, n_seqs, scratch);
     call.absorbed = call.scratch.absorbed, call.mix = call.scratch.mix;
     call.n = mlai_tokens(seqs, n_seqs);
