@@ -24,7 +24,6 @@ EXPLAINED = [
     ("examples/kernels.h", "kernels_bf16_of", "", "of builds without AVX512-BF16"),
     ("examples/signals.h", "", "", "ends the process; test_driver_faults runs it"),
     ("examples/output.h", "output_abandon", "", "ends the process; test_driver_faults runs it"),
-    ("examples/safetensors.h", "st_file_at", "", "ends the process; test_driver_faults runs it"),
     ("examples/safetensors.h", "", "cannot be examined", "fstat of a file that was just opened"),
     ("examples/safetensors.h", "", "larger than this build can address", "of 32-bit builds"),
     ("examples/json.h", "", "return jsoni_out_of_memory(p);", "more items than 64 bits count"),

@@ -133,6 +133,27 @@ static inline char *read_file(const char *directory, const char *name, size_t *s
     return bytes;
 }
 
+/* Writes a copy of a model of one file, but for what `spoil` makes of one tensor's data. */
+static inline void write_spoilt(const char *from, const char *name,
+                                void (*spoil)(const st_tensor *tensor, unsigned char *data),
+                                const char *directory) {
+    char path[400];
+    size_t size, n_config, at = 0;
+    error e;
+    st_checkpoint c;
+    snprintf(path, sizeof path, "%s/model.safetensors", from);
+    if (!st_open_file(&c, path, &e)) give_up(e.text);
+    const st_tensor *tensor = st_find(&c, name);
+    if (!tensor || !st_file_at(&c, tensor->data, &at)) give_up(name);
+    char *bytes = read_file(from, "model.safetensors", &size);
+    char *config = read_file(from, "config.json", &n_config);
+    spoil(tensor, (unsigned char *)bytes + at);
+    write_file(directory, "model.safetensors", bytes, size);
+    write_file(directory, "config.json", config, n_config);
+    free(bytes), free(config);
+    st_close(&c);
+}
+
 /* Past a JSON value that starts at `at`: strings hold neither brackets nor escapes here. */
 static inline const char *past_value(const char *at) {
     int depth = 0;

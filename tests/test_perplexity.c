@@ -124,31 +124,17 @@ static void text_model_foresees_text(void) {
 }
 
 /* One number of the head that is none: its row's logit is none for every token. */
+static void spoil_one(const st_tensor *tensor, unsigned char *data) {
+    CHECK(tensor->dtype == ST_BF16);
+    data[0] = 0xc0, data[1] = 0x7f;
+}
+
 static void numbers_that_are_none_are_told(void) {
-    char directory[300], path[400];
-    size_t size, n_config;
-    error e;
-    st_checkpoint c;
-    temporary("perplexity-nan", directory);
-    char *bytes = read_file(LINEAR_TINY, "model.safetensors", &size);
-    char *config = read_file(LINEAR_TINY, "config.json", &n_config);
-    snprintf(path, sizeof path, "%s/model.safetensors", LINEAR_TINY);
-    if (!st_open_file(&c, path, &e)) give_up(e.text);
-    const st_tensor *head = st_find(&c, "lm_head.weight");
-    size_t start = 8 + (size_t)st_load_u64(bytes), first = SIZE_MAX;
-    for (size_t i = 0; i < st_count(&c); i++) { /* the lowest address is that of the data */
-        size_t before = (size_t)(head->data - st_at(&c, i)->data);
-        if (before < size && (first == SIZE_MAX || before > first)) first = before;
-    }
-    CHECK(head->dtype == ST_BF16 && first < size);
-    bytes[start + first] = (char)0xc0, bytes[start + first + 1] = 0x7f;
-    st_close(&c);
-    write_file(directory, "model.safetensors", bytes, size);
-    write_file(directory, "config.json", config, n_config);
+    char directory[300];
+    write_spoilt(LINEAR_TINY, "lm_head.weight", spoil_one, temporary("perplexity-nan", directory));
     write_file(work, "bytes", "abcdef", 6);
     check_refused("WORK/../perplexity-nan WORK/bytes --from 2", 1,
                   "perplexity-nan: the model's logits for token 3 of ");
-    free(bytes), free(config);
 }
 
 static void refusals(void) {

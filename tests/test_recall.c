@@ -85,38 +85,27 @@ static void seeds(void) {
     CHECK(values[0][1] != values[2][1] || values[0][1] != values[3][1]);
 }
 
+/* f16 of +-0.25 to +-0.5. */
+static void spoil_all(const st_tensor *tensor, unsigned char *data) {
+    CHECK(tensor->dtype == ST_F16);
+    test_seed(5);
+    for (size_t i = 0; i < tensor->elements; i++) {
+        uint64_t r = test_random_u64();
+        data[2 * i] = (unsigned char)(r & 255);
+        data[2 * i + 1] = (unsigned char)(0x34 | (r >> 8 & 0x83));
+    }
+}
+
 /* A model of random embeddings knows no key from another, and no key from a value. */
 static void a_spoilt_model_is_near_chance(void) {
-    char directory[300], path[400];
-    size_t size, n_config;
-    error e;
-    st_checkpoint c;
+    char directory[300];
     double accuracy[4] = {0, 1, 0, 0};
-    temporary("recall-spoilt", directory);
-    char *bytes = read_file(HYBRID, "model.safetensors", &size);
-    char *config = read_file(HYBRID, "config.json", &n_config);
-    snprintf(path, sizeof path, "%s/model.safetensors", HYBRID);
-    if (!st_open_file(&c, path, &e)) give_up(e.text);
-    const st_tensor *embed = st_find(&c, "model.embed_tokens.weight");
-    CHECK(embed != NULL && embed->dtype == ST_F16);
-    if (embed) {
-        size_t n = embed->elements, first = 0;
-        while (memcmp(bytes + first, embed->data, 2 * n) != 0) first++;
-        test_seed(5);
-        for (size_t i = 0; i < n; i++) { /* f16 of +-0.25 to +-0.5 */
-            uint64_t r = test_random_u64();
-            bytes[first + 2 * i] = (char)(r & 255);
-            bytes[first + 2 * i + 1] = (char)(0x34 | (r >> 8 & 0x83));
-        }
-    }
-    st_close(&c);
-    write_file(directory, "model.safetensors", bytes, size);
-    write_file(directory, "config.json", config, n_config);
+    write_spoilt(HYBRID, "model.embed_tokens.weight", spoil_all,
+                 temporary("recall-spoilt", directory));
     outcome o = run_ok("WORK/../recall-spoilt --pairs 64 --queries 1024");
     CHECK(row_of(o.out, "Accuracy", 64, accuracy) == 2);
     CHECK_AT_MOST("a spoilt model", accuracy[1], 0.081);
     outcome_free(&o);
-    free(bytes), free(config);
 }
 
 static void refusals(void) {

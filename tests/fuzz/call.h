@@ -415,6 +415,21 @@ static inline kda_result forward(const kda_desc *desc, const kda_args *args, con
     return result;
 }
 
+/* ---- Blocks that a call may not write ---- */
+
+static inline void keep_blocks(unsigned char *const *blocks, const size_t *bytes, size_t n,
+                               unsigned char **kept) {
+    for (size_t i = 0; i < n; i++) kept[i] = (unsigned char *)fuzz_copy(blocks[i], bytes[i]);
+}
+
+static inline void check_kept(unsigned char *const *blocks, const size_t *bytes, size_t n,
+                              unsigned char **kept) {
+    for (size_t i = 0; i < n; i++) {
+        FUZZ_CHECK(memcmp(kept[i], blocks[i], bytes[i]) == 0);
+        free(kept[i]);
+    }
+}
+
 /* ---- Calls with one thing wrong ---- */
 
 enum { N_FAULTS = 17 };

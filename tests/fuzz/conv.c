@@ -292,14 +292,10 @@ static void check_fault(conv_call *v, size_t fault) {
         a.args = conv_args_of(v, 0, a.seqs, c->n_seqs);
         kda_result want = spoil(fault, &a);
         if (!(a.calls & which)) continue;
-        for (size_t i = 0; i < c->n_seqs; i++)
-            journals[i] = (unsigned char *)fuzz_copy(v->journals[i], v->journal_bytes[i]);
+        keep_blocks(v->journals, v->journal_bytes, c->n_seqs, journals);
         FUZZ_CHECK(run_conv(&a.desc, which, &a.args, &v->how, a.run, a.less_scratch) == want);
         check_run(v, none);
-        for (size_t i = 0; i < c->n_seqs; i++) {
-            FUZZ_CHECK(memcmp(journals[i], v->journals[i], v->journal_bytes[i]) == 0);
-            free(journals[i]);
-        }
+        check_kept(v->journals, v->journal_bytes, c->n_seqs, journals);
     }
 }
 

@@ -477,15 +477,11 @@ static void check_fault(layer_call *l, size_t fault) {
         kda_result want =
             fault < N_FAULTS ? damage_operator(fault, &a) : damage_layer(fault - N_FAULTS, &a);
         if (!(a.calls & which)) continue;
-        for (size_t i = 0; i < c->n_seqs; i++)
-            journals[i] = (unsigned char *)fuzz_copy(l->journals[i], l->journal_bytes[i]);
+        keep_blocks(l->journals, l->journal_bytes, c->n_seqs, journals);
         FUZZ_CHECK(try_call(&a, l, which) == want);
         FUZZ_CHECK(memcmp(before.block, c->o.block, c->o.bytes) == 0);
         check_after(l, none);
-        for (size_t i = 0; i < c->n_seqs; i++) {
-            FUZZ_CHECK(memcmp(journals[i], l->journals[i], l->journal_bytes[i]) == 0);
-            free(journals[i]);
-        }
+        check_kept(l->journals, l->journal_bytes, c->n_seqs, journals);
     }
     free_results(&before);
 }

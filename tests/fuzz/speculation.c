@@ -141,10 +141,8 @@ static void check_commit(draft *d, kda_isa isa) {
     unsigned char *o = (unsigned char *)fuzz_copy(d->c.o.block, d->c.o.bytes);
     unsigned char *journals[MOST_SEQS];
     bool any = false;
-    for (size_t i = 0; i < d->c.n_seqs; i++) {
-        journals[i] = (unsigned char *)fuzz_copy(d->journals[i], d->journal_bytes[i]);
-        any |= !is_padding(&d->c, i) && d->accepted[i] > 0;
-    }
+    keep_blocks(d->journals, d->journal_bytes, d->c.n_seqs, journals);
+    for (size_t i = 0; i < d->c.n_seqs; i++) any |= !is_padding(&d->c, i) && d->accepted[i] > 0;
     FUZZ_CHECK(run_commit(d, isa) == KDA_OK);
     check_states(d, d->accepted);
     FUZZ_CHECK(run_commit(d, isa) == (any ? KDA_ERR_JOURNAL : KDA_OK));
@@ -266,15 +264,12 @@ static void check_fault(draft *d, size_t fault) {
         kda_result want = spoil(fault, d, &a);
         if (!(a.calls & which)) continue;
         results before = results_of(c);
-        for (size_t i = 0; i < c->n_seqs; i++)
-            journals[i] = (unsigned char *)fuzz_copy(d->journals[i], d->journal_bytes[i]);
+        keep_blocks(d->journals, d->journal_bytes, c->n_seqs, journals);
         FUZZ_CHECK(try_call(&a, d, which) == want);
         FUZZ_CHECK(memcmp(before.block, c->o.block, c->o.bytes) == 0);
-        for (size_t i = 0; i < c->n_seqs; i++) {
+        for (size_t i = 0; i < c->n_seqs; i++)
             FUZZ_CHECK(memcmp(c->states[i], d->after[i], d->state_bytes) == 0);
-            FUZZ_CHECK(memcmp(journals[i], d->journals[i], d->journal_bytes[i]) == 0);
-            free(journals[i]);
-        }
+        check_kept(d->journals, d->journal_bytes, c->n_seqs, journals);
         free_results(&before);
     }
 }
