@@ -64,6 +64,16 @@ static inline void test_skip(const char *why) {
     printf("SKIP %s: %s\n", test_case_name, why);
 }
 
+/* Whether there is a device that is always full; a test that has none says so. */
+static inline int test_has_full_device(void) {
+    FILE *device = fopen("/dev/full", "wb");
+    if (device)
+        fclose(device);
+    else
+        test_skip("no /dev/full here");
+    return device != NULL;
+}
+
 /* Prints the closing line; the exit status of the program. */
 static inline int test_summary(void) {
     printf("%zu passed, %zu failed, %zu skipped\n", test_passed, test_failed, test_skipped);

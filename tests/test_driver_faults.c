@@ -253,15 +253,6 @@ static void files_reach_their_limit(void) {
     CHECK(!exists("small/model.safetensors") && !exists("small/config.json"));
 }
 
-static bool has_full_device(void) {
-    FILE *device = fopen("/dev/full", "wb");
-    if (device)
-        fclose(device);
-    else
-        test_skip("no /dev/full here");
-    return device != NULL;
-}
-
 /* A run that says that standard output is full, and fails. */
 static void check_full(const char *program, const char *words) {
     char command[1000];
@@ -283,7 +274,7 @@ static void full_standard_output(void) {
         {"recall", "examples/models/recall-kda --pairs 8 --queries 1"},
         {"tokenize", "tests/golden/tokenizer LICENSE"},
     };
-    if (!has_full_device()) return;
+    if (!test_has_full_device()) return;
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) check_full(runs[i][0], runs[i][1]);
 }
 
@@ -291,7 +282,7 @@ static void full_standard_output(void) {
 static void help_without_room(void) {
     static const char *const programs[] = {"chat",       "generate", "make_checkpoint", "memory",
                                            "perplexity", "quantize", "recall",          "tokenize"};
-    if (!has_full_device()) return;
+    if (!test_has_full_device()) return;
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
         size_t n;
         check_full(programs[i], "--help");
@@ -382,10 +373,9 @@ static void weights_that_cannot_be_locked(void) {
 }
 
 int main(void) {
+    /* nohup and & begin programs that ignore some. */
     static const int ends[] = {SIGHUP, SIGINT, SIGPIPE, SIGTERM};
-    for (size_t i = 0; i < sizeof ends / sizeof *ends;
-         i++) /* nohup and & begin programs that ignore some */
-        signal(ends[i], SIG_DFL);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) signal(ends[i], SIG_DFL);
     temporary("driver-faults", work);
     TEST(weights_are_shortened);
     TEST(weights_are_shortened_under_quantize);

@@ -5,8 +5,6 @@
 
 #include "test.h"
 
-#include <unistd.h>
-
 static const double contexts[] = {4096, 16384, 65536, 131072, 262144, 524288, 1048576};
 static const double times[] = {3.28, 3.5, 3.8, 3.81, 3.85, 3.87, 3.82};
 
@@ -263,10 +261,7 @@ static void files_that_cannot_be_written(void) {
     error e;
     CHECK(!svg_open(&s, "/tmp/no such directory/x.svg", 10, 10, "", &e));
     CHECK(strstr(e.text, "/tmp/no such directory/x.svg.part: cannot write") == e.text);
-    if (access("/dev/full", W_OK) != 0) {
-        test_skip("no /dev/full here");
-        return;
-    }
+    if (!test_has_full_device()) return;
     CHECK(svg_open(&s, "/dev/full", 10, 10, "", &e));
     CHECK(!svg_close(&s, &e));
     CHECK(strstr(e.text, "/dev/full") == e.text);
