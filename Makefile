@@ -53,11 +53,15 @@ test: $(PROGRAMS) $(MAKE_CHECKPOINT) $(TESTS)  ## build and run every test
 mutants:  ## do the tests see faults? copies of the headers with one fault each: an hour on two cores
 	python3 -B tests/mutants.py
 
-# Counts of several threads and of several runs of a program add up. -O1: lines keep their places.
-coverage:  ## lines and branches of the headers and programs that the tests reach
-	@find $(BUILD)/coverage -name '*.gcda' -delete 2>/dev/null; true
-	GCOV_ERROR_FILE=/dev/null $(MAKE) -s test BUILD=$(BUILD)/coverage \
-		CFLAGS='-O1 --coverage -fprofile-update=atomic $(ABSENT)' || true
+# Programs keep their counts in mapped files: those of threads, of several runs of a program and of one
+# that a signal ends add up.
+COVERAGE = -O1 -fprofile-instr-generate -fcoverage-mapping -fprofile-update=atomic \
+    -mllvm -runtime-counter-relocation=true $(ABSENT)
+
+coverage:  ## lines and branches of the headers and programs that the tests reach; needs clang and llvm
+	@rm -f $(BUILD)/coverage/*.profraw
+	LLVM_PROFILE_FILE='$(abspath $(BUILD))/coverage/%c%m.profraw' \
+		$(MAKE) -s test BUILD=$(BUILD)/coverage CC=clang CXX=clang++ CFLAGS='$(COVERAGE)'
 	@python3 tests/coverage.py $(BUILD)/coverage
 
 FUZZ       := $(filter-out replay,$(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/*.c)))

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Lines and branches that a run of the tests reached, from what gcc --coverage left in a directory.
+"""Lines and branches that a run of the tests reached, from clang's coverage of the programs in a directory.
 
     python3 tests/coverage.py build/coverage
 
-All code is in headers that many programs include: a line is reached if any program reached it, and a
-branch if any program took it in the same function. Lines that no program compiled (another
-instruction set, another system) are not counted. What a test ends by a signal leaves no counts.
-Lines that were not reached are listed with their text, but for those that EXPLAINED has a reason for.
+All code is in headers that many programs include: a line is reached if any program reached it. A
+branch is one outcome, true or false, of one condition: each operand of && and || has two. Lines that
+no program compiled (another instruction set, another system) are not counted. What was not reached is
+listed, but for what EXPLAINED has a reason for. The exit status is 1 if anything is listed.
 """
 import argparse
 import collections
@@ -15,9 +15,8 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
-# (file, function, part of the line, why no test counts it); an empty text stands for any.
+# (file, function, part of the line or of the condition, why); an empty text stands for any.
 EXPLAINED = [
     ("kda.h", "", "return &kdai_kernels_avx2", "of machines without AVX-512"),
     ("attnres.h", "", "return &attnresi_kernels_avx2", "of machines without AVX-512"),
@@ -37,76 +36,124 @@ EXPLAINED = [
     ("examples/recall.c", "ask", "return false", "a forward of ids that the model knows"),
 ]
 
-
-def reason(name, function, text):
-    for file, of, part, why in EXPLAINED:
-        if file == name and of in ("", function) and part in text:
-            return why
-    return None
+# What says in a line what is wrong, and is false for the caller to return.
+ERRORS = ("error_set(", "hybridi_altered(", "jsoni_expected(", "jsoni_fail(", "jsoni_out_of_memory(",
+          "quantizationi_expected(", "sti_fail(", "sti_out_of_memory(", "tokenizeri_expected(",
+          "tokenizeri_fail(", "tokenizeri_out_of_memory(")
 
 
-def read(path):
-    """What gcov says about one object: a list of files. Counts that a signal cut short say nothing."""
-    run = subprocess.run(["gcov", "--json-format", "--stdout", "--branch-probabilities", path],
-                         capture_output=True)
-    if run.returncode != 0:
-        print("%s: left out: %s" % (path, run.stderr.decode().strip()), file=sys.stderr)
-        return []
-    return [f for line in run.stdout.splitlines() if line for f in json.loads(line)["files"]]
+def explained(name, function, text):
+    return any(file in ("", name) and of in ("", function) and part in text
+               for file, of, part, why in EXPLAINED)
 
 
-def shown(path):
-    """A path of this repository's own code, or None."""
-    name = os.path.relpath(os.path.normpath(path))
-    top = name in ("kda.h", "attnres.h")
-    return name if top or name.startswith("examples" + os.sep) else None
+def programs(directory):
+    found = glob.glob(os.path.join(directory, "*")) + glob.glob(os.path.join(directory, "tests", "*"))
+    return sorted(p for p in found if os.path.isfile(p) and os.access(p, os.X_OK))
 
 
-def collect(directory):
-    lines = collections.defaultdict(dict)  # file -> line -> reached
-    branches = collections.defaultdict(dict)  # file -> (function, line, place) -> taken
-    functions = {}  # (file, line) -> function
-    counts = [f for part in ("*.gcda", "tests/*.gcda") for f in glob.glob(os.path.join(directory, part))]
-    if not counts:
-        sys.exit(f"{directory}: expected counts (*.gcda) of a run, found none")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for files in pool.map(read, counts):
-            for f in files:
-                name = shown(f["file"])
-                if not name:
-                    continue
-                for line in f["lines"]:
-                    n, reached = line["line_number"], line["count"] > 0
-                    functions[name, n] = line.get("function_name")
-                    lines[name][n] = lines[name].get(n, False) or reached
-                    for place, branch in enumerate(line["branches"]):
-                        key = (line.get("function_name"), n, place)
-                        branches[name][key] = branches[name].get(key, False) or branch["count"] > 0
-    return lines, branches, functions
+def export(profile, objects, *flags):
+    command = ["llvm-cov", "export", "-instr-profile", profile, *flags, objects[0]]
+    for other in objects[1:]:
+        command += ["-object", other]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def own(path):
+    """The name of a file of this repository's headers or programs, or None."""
+    name = os.path.relpath(path)
+    return name if name in ("kda.h", "attnres.h") or name.startswith("examples" + os.sep) else None
+
+
+def read_lines(text):
+    """lcov's records: file -> line -> reached."""
+    lines, name = collections.defaultdict(dict), None
+    for record in text.splitlines():
+        kind, _, rest = record.partition(":")
+        if kind == "SF":
+            name = own(rest)
+        elif kind == "DA" and name:
+            line, count = (int(x) for x in rest.split(",")[:2])
+            lines[name][line] = lines[name].get(line, False) or count > 0
+    return lines
+
+
+def read_functions(text):
+    """file -> (line, column, last line, last column) -> [true, false] taken; and the function of each line."""
+    branches = collections.defaultdict(lambda: collections.defaultdict(lambda: [False, False]))
+    functions = {}
+    for f in json.loads(text)["data"][0]["functions"]:
+        bare = f["name"].split(":")[-1]
+        for first, _, last, _, _, file, _, kind in f["regions"]:
+            name = own(f["filenames"][file])
+            if name and kind == 0:
+                functions.update(((name, line), bare) for line in range(first, last + 1))
+        for *place, true, false, file, _, _ in f["branches"]:
+            name = own(f["filenames"][file])
+            if name:
+                outcome = branches[name][tuple(place)]
+                outcome[0], outcome[1] = outcome[0] or true > 0, outcome[1] or false > 0
+    return branches, functions
 
 
 def share(values):
+    values = list(values)
     return f"{sum(values):6} of {len(values):6} {100 * sum(values) / max(len(values), 1):6.1f}%"
+
+
+def condition(source, place):
+    first, column, last, end = place
+    lines = source[first - 1:last]
+    lines[-1] = lines[-1][:end - 1]
+    lines[0] = lines[0][column - 1:]
+    return " ".join(line.strip() for line in lines)
+
+
+def is_one_way(text, line, true):
+    """A call that returns false always, or the operand of a switch over all values of an enum."""
+    return not true and (text.startswith(ERRORS) or f"switch ({text}) {{" in line)
+
+
+def not_reached(name, lines, branches, functions):
+    """(line, function, what it says) of lines, and of conditions that always went the same way."""
+    source = open(name, encoding="utf-8").read().splitlines()
+    for n, reached in lines.items():
+        if not reached:
+            yield n, functions.get((name, n), ""), source[n - 1].strip(), source[n - 1].strip()
+    for place, (true, false) in branches.items():
+        text = condition(source, place)
+        if true != false and not is_one_way(text, source[place[0] - 1], true):
+            yield place[0], functions.get((name, place[0]), ""), text, \
+                f"never {'false' if true else 'true'}: {text}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("directory")
-    lines, branches, functions = collect(parser.parse_args().directory)
+    directory = parser.parse_args().directory
+    profile, objects = os.path.join(directory, "all.profdata"), programs(directory)
+    counts = glob.glob(os.path.join(directory, "*.profraw"))
+    if not counts or not objects:
+        sys.exit(f"{directory}: expected programs and counts (*.profraw) of their runs, found none")
+    subprocess.run(["llvm-profdata", "merge", "-sparse", *counts, "-o", profile], check=True)
+    lines = read_lines(export(profile, objects, "-format=lcov"))
+    branches, functions = read_functions(export(profile, objects))
     print(f"{'':28} {'lines':>16}            branches")
     for name in sorted(lines):
-        print(f"{name:28} {share(lines[name].values())}   {share(branches[name].values())}")
-    every = [[v for of in table.values() for v in of.values()] for table in (lines, branches)]
-    print(f"{'all':28} {share(every[0])}   {share(every[1])}")
-    explained = 0
+        outcomes = [x for pair in branches[name].values() for x in pair]
+        print(f"{name:28} {share(lines[name].values())}   {share(outcomes)}")
+    print(f"{'all':28} {share(x for of in lines.values() for x in of.values())}   "
+          f"{share(x for of in branches.values() for pair in of.values() for x in pair)}")
+    known = listed = 0
     for name in sorted(lines):
-        text = open(name, encoding="utf-8").read().splitlines()
-        for n in sorted(n for n, reached in lines[name].items() if not reached):
-            if reason(name, functions[name, n], text[n - 1]):
-                explained += 1
+        for n, function, text, shown in sorted(not_reached(name, lines[name], branches[name], functions)):
+            if explained(name, function, text):
+                known += 1
             else:
-                print(f"not reached: {name}:{n}: {text[n - 1].strip()}")
-    print(f"not reached and explained in tests/coverage.py: {explained} lines")
+                listed += 1
+                print(f"{name}:{n}: {function}: {shown}")
+    print(f"{listed} not reached; {known} more are explained in tests/coverage.py")
+    sys.exit(listed > 0)
 
 
 if __name__ == "__main__":
