@@ -755,7 +755,7 @@ ATTNRES_API const char *attnres_result_text(attnres_result result) {
  * one test at the end of a chain finds any overflow in it. */
 static size_t attnresi_product(size_t a, size_t b) {
     if ((a | b) >> (sizeof(size_t) * 4 - 1) == 0) return a * b; /* without a division */
-    if (a == 0 || b == 0 || a > ATTNRESI_MAX_BYTES / b) return 0;
+    if (b == 0 || a > ATTNRESI_MAX_BYTES / b) return 0;
     return a * b;
 }
 static size_t attnresi_sum(size_t a, size_t b) {
@@ -2492,7 +2492,7 @@ ATTNRESI_KERNEL void ATTNRESI_(from_floats)(const float *from, attnres_type type
     if (type == ATTNRES_F16)
         for (; n - i >= ATTNRESI_LANES; i += ATTNRESI_LANES)
             ATTNRESI_(write_f16)(half + i, ATTNRESI_(read)(from + i));
-    else if (type == ATTNRES_BF16)
+    else
         for (; n - i >= ATTNRESI_LANES; i += ATTNRESI_LANES)
             ATTNRESI_(write_bf16)(half + i, ATTNRESI_(read)(from + i));
     attnresi_from_floats(from + i, type, n - i,
@@ -2627,7 +2627,7 @@ ATTNRESI_KERNEL_INLINE void ATTNRESI_(score_as)(const void *row, attnres_type ty
         else
             ATTNRESI_(score_with)(row, type, dim, ahead, query.c, 0, &one, NULL);
         *dot = one;
-    } else if (squares) {
+    } else {
         ATTNRESI_(score_with)(row, type, dim, ahead, NULL, 0, NULL, &other);
         *squares = other;
     }

@@ -927,7 +927,7 @@ KDA_API const char *kda_result_text(kda_result result) {
 /* Products and sums of sizes: 0 when a factor is 0 or the result passes KDAI_MAX_BYTES, so that one
  * test at the end of a chain finds any overflow in it. */
 static size_t kdai_product(size_t a, size_t b) {
-    if (a == 0 || b == 0 || a > KDAI_MAX_BYTES / b) return 0;
+    if (b == 0 || a > KDAI_MAX_BYTES / b) return 0;
     return a * b;
 }
 static size_t kdai_sum(size_t a, size_t b) {

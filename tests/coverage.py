@@ -18,8 +18,15 @@ import sys
 
 # (file, function, part of the line or of the condition, why); an empty text stands for any.
 EXPLAINED = [
-    ("kda.h", "", "return &kdai_kernels_avx2", "of machines without AVX-512"),
-    ("attnres.h", "", "return &attnresi_kernels_avx2", "of machines without AVX-512"),
+    ("kda.h", "kdai_cpu_features", "", "of other processors"),
+    ("kda.h", "kdai_find_best", "", "of other processors"),
+    ("kda.h", "kdai_kernels_of", "best->isa", "of other processors"),
+    ("kda.h", "kdai_parallel", "", "of builds with OpenMP"),
+    ("kda.h", "kdai_sum", "a > KDAI_MAX_BYTES", "first terms are products, sums and checked sizes"),
+    ("attnres.h", "attnresi_cpu_features", "", "of other processors"),
+    ("attnres.h", "attnresi_find_best", "", "of other processors"),
+    ("attnres.h", "attnresi_kernels_of", "best->isa", "of other processors"),
+    ("attnres.h", "attnresi_parallel", "", "of builds with OpenMP"),
     ("examples/kernels.h", "kernels_bf16_of", "", "of builds without AVX512-BF16"),
     ("examples/signals.h", "", "", "ends the process; test_driver_faults runs it"),
     ("examples/output.h", "output_abandon", "", "ends the process; test_driver_faults runs it"),

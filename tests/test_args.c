@@ -94,6 +94,8 @@ static void description(void) {
     SPOIL((c.desc.gate = KDA_GATE_BOUNDED, c.desc.lower_bound = NAN), KDA_ERR_LOWER_BOUND);
     SPOIL((c.desc.gate = KDA_GATE_BOUNDED, c.desc.lower_bound = -INFINITY), KDA_ERR_LOWER_BOUND);
     SPOIL(c.desc.gate = KDA_GATE_LOG_DECAY, KDA_ERR_GATE); /* A_log would be swallowed */
+    SPOIL((c.desc.gate = KDA_GATE_LOG_DECAY, c.args.dt_bias = c.args.A_log, c.args.A_log = NULL),
+          KDA_ERR_GATE);
     SPOIL(c.args.A_log = NULL, KDA_ERR_NULL);
     SPOIL(c.desc.dim_k = SIZE_MAX / 8, KDA_ERR_SIZE);
     SPOIL(c.desc.n_heads = SIZE_MAX, KDA_ERR_SIZE);
@@ -133,7 +135,11 @@ static void strides(void) {
     SPOIL((c.args.o.token_stride = V, c.args.o.head_stride = TOKENS * V - 1), KDA_ERR_STRIDE);
     SPOIL(c.args.q.token_stride = PTRDIFF_MAX / 4, KDA_ERR_SIZE);
     SPOIL(c.args.q.token_stride = PTRDIFF_MIN, KDA_ERR_SIZE);
+    SPOIL(c.args.q.head_stride = PTRDIFF_MIN, KDA_ERR_SIZE);
     SPOIL(c.args.o.head_stride = PTRDIFF_MAX / 2, KDA_ERR_SIZE);
+    /* The last token's row begins within what can be addressed and ends beyond it. */
+    SPOIL((c.args.q.token_stride = PTRDIFF_MAX / 4 / (TOKENS - 1), c.args.q.head_stride = 0),
+          KDA_ERR_SIZE);
     SPOIL(c.seqs[0].n_tokens = SIZE_MAX, KDA_ERR_SIZE);
     SPOIL((c.seqs[0].n_tokens = SIZE_MAX / 2 - 1, c.args.q.token_stride = 1), KDA_ERR_SIZE);
 }
@@ -223,6 +229,10 @@ static void sizes(void) {
     CHECK(kda_state_bytes(NULL) == 0 && kda_scratch_bytes(NULL, 1, NULL) == 0);
 }
 
+static float *misaligned(float *x) {
+    return (float *)(void *)((char *)x + 2);
+}
+
 static void state_functions(void) {
     kda_desc desc = problem_desc(1, 0, 2, 2), zero;
     float kv[4] = {1, 2, 3, 4}, state[4] = {5, 6, 7, 8};
@@ -230,8 +240,15 @@ static void state_functions(void) {
     CHECK(kda_state_clear(&zero, state) == KDA_ERR_DIMS);
     CHECK(kda_state_clear(&desc, NULL) == KDA_ERR_NULL);
     CHECK(kda_state_clear(&desc, (char *)state + 1) == KDA_ERR_ALIGN);
+    CHECK(kda_state_copy(&zero, state, kv) == KDA_ERR_DIMS);
+    CHECK(kda_state_copy(&desc, NULL, kv) == KDA_ERR_NULL);
+    CHECK(kda_state_copy(&desc, state, NULL) == KDA_ERR_NULL);
+    CHECK(kda_state_copy(&desc, (char *)state + 1, kv) == KDA_ERR_ALIGN);
+    CHECK(kda_state_copy(&desc, state, (char *)kv + 1) == KDA_ERR_ALIGN);
     CHECK(kda_state_import_kv(&desc, NULL, state) == KDA_ERR_NULL);
     CHECK(kda_state_export_kv(&desc, NULL, kv) == KDA_ERR_NULL);
+    CHECK(kda_state_export_kv(&desc, state, misaligned(kv)) == KDA_ERR_ALIGN);
+    CHECK(kda_state_import_kv(&desc, misaligned(kv), state) == KDA_ERR_ALIGN);
     CHECK(state[0] == 5 && kv[0] == 1);
 }
 
@@ -271,7 +288,14 @@ static void convolution(void) {
     CHECK(kda_conv(&good, &args, NULL) == KDA_ERR_NULL);
     run.scratch_bytes = 1;
     CHECK(kda_conv(&good, &args, &run) == KDA_ERR_SCRATCH);
-    run.scratch_bytes = sizeof scratch;
+    run.scratch_bytes = sizeof scratch, run.scratch = NULL;
+    CHECK(kda_conv(&good, &args, &run) == KDA_ERR_SCRATCH);
+    run.scratch = scratch, run.parallel_for = never_called;
+    CHECK(kda_conv(&good, &args, &run) == KDA_ERR_THREADS);
+    CHECK(kda_conv_scratch_bytes(&good, 2, &run) == 0);
+    run.n_threads = SIZE_MAX / 2;
+    CHECK(kda_conv(&good, &args, &run) == KDA_ERR_SIZE);
+    run.parallel_for = NULL, run.n_threads = 0;
     seqs[1].window = window + 1;
     CHECK(kda_conv(&good, &args, &run) == KDA_ERR_ALIAS);
     seqs[1].window = (char *)(window + 4) + 1;
@@ -282,6 +306,9 @@ static void convolution(void) {
     args.y.token_stride = 4;
     args.weight = NULL;
     CHECK(kda_conv(&good, &args, &run) == KDA_ERR_NULL);
+    args.weight = misaligned(weight);
+    CHECK(kda_conv(&good, &args, &run) == KDA_ERR_ALIGN);
+    for (size_t i = 0; i < 8; i++) CHECK(y[i] == 0 && window[i] == 0);
 }
 
 static void norms_and_gate(void) {
@@ -297,7 +324,13 @@ static void norms_and_gate(void) {
     CHECK(kda_gated_norm(1, 1, 4, 1e-5f, NULL, in, in, out, NULL) == KDA_ERR_NULL);
     CHECK(kda_gated_norm(1, 1, 4, 1e-5f, weight, in, none, out, NULL) == KDA_ERR_NULL);
     CHECK(kda_gated_norm(1, 1, 4, NAN, weight, in, in, out, NULL) == KDA_ERR_NUMBER);
-    kda_desc desc = problem_desc(1, 0, 4, 4);
+    kda_run run;
+    memset(&run, 0, sizeof run);
+    run.isa = (kda_isa)9;
+    CHECK(kda_l2_norm(1, 1, 4, 0, in, out, &run) == KDA_ERR_ISA);
+    kda_desc desc = problem_desc(1, 0, 4, 0);
+    CHECK(kda_log_decay(&desc, 1, in, NULL, NULL, out, NULL) == KDA_ERR_DIMS);
+    desc.dim_v = 4;
     CHECK(kda_log_decay(&desc, 1, in, NULL, NULL, out, NULL) == KDA_ERR_GATE);
     desc.gate = KDA_GATE_SOFTPLUS;
     CHECK(kda_log_decay(&desc, 1, in, NULL, NULL, out, NULL) == KDA_ERR_NULL);

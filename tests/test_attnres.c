@@ -358,6 +358,7 @@ static void mix_matches_float64(void) {
         for (size_t b = 0; b < COUNT(all_dims); b++)
             if (all_counts[a] * all_dims[b] < 100000)
                 check_against_float64(all_counts[a], all_dims[b], 0);
+    check_against_float64(2, 70000, 0); /* rows beyond what a block should hold */
 }
 
 /* The score of a lone source is attnres_inter's max. Its error against the root of the sum of the
@@ -1770,6 +1771,9 @@ static void sizes_are_zero_when_invalid(void) {
     attnres_bank_desc zero;
     memset(&zero, 0, sizeof zero);
     CHECK(attnres_bank_bytes(&zero) == 0 && attnres_bank_capacity(&zero) == 0);
+    attnres_bank_desc many = bank_desc(1, SIZE_MAX / 8, 1, ATTNRES_LAYERS); /* rows and blocks */
+    many.dim = SIZE_MAX / 64, many.n_tokens = SIZE_MAX / 64;
+    CHECK(attnres_bank_bytes(&many) == 0);
 }
 
 /* Scratch is independent of tokens by signature; a bank grows by its rows and little more. */

@@ -31,11 +31,14 @@ static layer_case layer_new(const kda_desc *op, size_t width, size_t tokens) {
     x.tokens = tokens;
     x.row = 2 * qk + 2 * v + g + op->n_heads;
     x.rows = problem_normal(tokens * x.row);
+    /* Keys that nothing normalises are short: a state stays of the size of its values. */
+    for (size_t i = 0; !(op->flags & KDA_L2_NORM_QK) && i < tokens * x.row; i++)
+        if (i % x.row < 2 * qk) x.rows[i] *= 0.25f / sqrtf((float)op->dim_k * (float)width);
     x.weights = problem_normal((2 * qk + v) * width + op->n_heads + g + op->dim_v);
     float *at = x.weights;
     x.layer.op = *op;
     x.layer.conv_width = width;
-    x.layer.conv_activation = KDA_ACTIVATION_SILU;
+    x.layer.conv_activation = width % 2 ? KDA_ACTIVATION_NONE : KDA_ACTIVATION_SILU;
     x.layer.q_conv = take(&at, qk * width);
     x.layer.k_conv = take(&at, qk * width);
     x.layer.v_conv = take(&at, v * width);
@@ -135,6 +138,7 @@ static void check_isa(kda_isa isa) {
         op.lower_bound = op.gate == KDA_GATE_BOUNDED ? -5.0f : 0.0f;
         op.beta = (kda_beta)(1 + i / 3 % 3);
         op.state_type = i % 4 == 3 ? KDA_F16 : KDA_F32;
+        op.flags = i % 7 < 5 ? KDA_L2_NORM_QK : 0;
         check_case(&op, 1 + i % 5, 40, isa);
     }
 }

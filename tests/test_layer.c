@@ -921,6 +921,7 @@ static void running_misused(void) {
     SPOIL(s.run.scratch = (free(s.run.scratch), NULL), KDA_ERR_SCRATCH);
     SPOIL(s.run.algorithm = (kda_algorithm)3, KDA_ERR_ALGORITHM);
     SPOIL(s.run.parallel_for = backwards, KDA_ERR_THREADS);
+    SPOIL((s.run.parallel_for = backwards, s.run.n_threads = SIZE_MAX / 2), KDA_ERR_SIZE);
     SPOIL_CALLS(VERIFY, VERIFY, s.run.algorithm = KDA_CHUNKED, KDA_ERR_ALGORITHM);
     spoiled s;
     spoiled_init(&s);
@@ -1051,6 +1052,9 @@ static void sizes(void) {
     run.n_threads = SIZE_MAX / 2;
     CHECK(kda_layer_scratch_bytes(&layer, 1, &run) == 0);
     bad.op.dim_v = (size_t)PTRDIFF_MAX / 6 / 8 / 4; /* a state that fits, rows that do not */
+    CHECK(kda_state_bytes(&bad.op) > 0 && kda_layer_scratch_bytes(&bad, 1, NULL) == 0);
+    bad.op.n_heads = bad.op.n_qk_heads = bad.op.dim_v = bad.conv_width = 1;
+    bad.op.dim_k = (size_t)1 << (sizeof(size_t) * 8 - 4); /* nor what a worker keeps of a token */
     CHECK(kda_state_bytes(&bad.op) > 0 && kda_layer_scratch_bytes(&bad, 1, NULL) == 0);
     bad = layer, bad.norm_weight = bad.q_conv = NULL; /* sizes are a matter of shape */
     CHECK(kda_layer_window_bytes(&bad) == kda_layer_window_bytes(&layer));

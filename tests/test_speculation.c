@@ -780,6 +780,14 @@ static void the_unspoiled_calls_are_valid(void) {
     spoiled_free(&s);
 }
 
+/* States that can be addressed, of so many heads that a journal for one token cannot; nothing to do
+ * for any. */
+static void widen(spoiled *s) {
+    s->desc.n_heads = SIZE_MAX / 16 + 1, s->desc.n_qk_heads = 0;
+    s->desc.dim_k = s->desc.dim_v = 1;
+    for (size_t i = 0; i < 2; i++) s->seqs[i].n_tokens = 0, s->seqs[i].state = NULL;
+}
+
 static void verify_misused(void) {
     SPOIL(VERIFY, s.seqs[1].journal = NULL, KDA_ERR_NULL);
     SPOIL(VERIFY, s.seqs[0].journal = moved(s.seqs[0].journal, 1), KDA_ERR_ALIGN);
@@ -793,6 +801,7 @@ static void verify_misused(void) {
     SPOIL(VERIFY, s.run.scratch = (free(s.run.scratch), NULL), KDA_ERR_SCRATCH);
     SPOIL(VERIFY, s.run.parallel_for = backwards, KDA_ERR_THREADS);
     SPOIL(VERIFY, s.args.o.data = NULL, KDA_ERR_NULL);
+    SPOIL(VERIFY, widen(&s), KDA_ERR_SIZE);
 }
 
 static void fill(void *memory, int byte, size_t bytes) {
@@ -818,6 +827,7 @@ static void commit_misused(void) {
     SPOIL(COMMIT, s.seqs[1].state = moved(s.seqs[1].state, 2), KDA_ERR_ALIGN);
     SPOIL(COMMIT, s.run.scratch_bytes = kda_scratch_bytes(&s.desc, 2, NULL) - 1, KDA_ERR_SCRATCH);
     SPOIL(COMMIT, s.run.scratch = (free(s.run.scratch), NULL), KDA_ERR_SCRATCH);
+    SPOIL(COMMIT, (s.run.parallel_for = backwards, s.run.n_threads = SIZE_MAX / 2), KDA_ERR_SIZE);
     SPOIL(COMMIT, s.seqs[0].n_tokens = s.seqs[1].n_tokens = SIZE_MAX / 2, KDA_ERR_SIZE);
     SPOIL(COMMIT, s.desc.dim_k = 0, KDA_ERR_DIMS);
     spoiled s;
