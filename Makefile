@@ -47,7 +47,7 @@ demo: $(BUILD)/generate  ## go on with a text, and show what the context's memor
 	@echo; echo "The same model with a context of 100,000 bytes:"
 	@$(BUILD)/generate $(TEXT_MODEL) --prompt "And it came to pass" --generate 8 --context 100000 --temperature 0.6 >/dev/null
 
-test: $(PROGRAMS) $(MAKE_CHECKPOINT) $(TESTS)  ## build and run every test
+test: $(PROGRAMS) $(MAKE_CHECKPOINT) $(TESTS) $(BUILD)/tests/short_memory.so  ## build and run every test
 	@BUILD=$(BUILD) CC='$(CC)' sh tests/run.sh $(TESTS) tests/symbols.sh
 
 mutants:  ## do the tests see faults? copies of the headers with one fault each: an hour on two cores
@@ -117,6 +117,11 @@ $(BUILD)/tests/test_header: ABSENT :=
 $(BUILD)/tests/%: tests/%.c $(HEADERS) Makefile
 	@mkdir -p $(@D)
 	$(CC) $(C_FLAGS) $(ABSENT) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
+
+# For other programs: without their flags.
+$(BUILD)/tests/short_memory.so: tests/short_memory.c Makefile
+	@mkdir -p $(@D)
+	$(CC) -std=c11 $(WARNINGS) -O1 -fPIC -shared $< -o $@
 
 $(BUILD)/fuzz/%: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) $(HEADERS) Makefile
 	@mkdir -p $(@D)

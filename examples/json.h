@@ -125,6 +125,10 @@ size_t json_utf8_length(const char *text, size_t length);
 
 /* Files */
 
+/* Whether `path` names a file or directory; true too where that cannot be found out, so that reading
+ * says why. */
+bool json_is_there(const char *path);
+
 /* False, with a sentence, unless `path` names a regular file: directories, pipes and devices are
  * refused. Where JSON_POSIX is 0 this cannot be told and is always true. */
 bool json_check_file(const char *path, error *e);
@@ -841,6 +845,11 @@ bool json_number(const json_value *value, double *out) {
 /* ---- Files ---- */
 
 #if JSON_POSIX
+bool json_is_there(const char *path) {
+    struct stat status;
+    return stat(path, &status) == 0 || (errno != ENOENT && errno != ENOTDIR);
+}
+
 bool json_check_file(const char *path, error *e) {
     struct stat status;
     if (stat(path, &status) != 0) {
@@ -852,6 +861,13 @@ bool json_check_file(const char *path, error *e) {
     return true;
 }
 #else
+bool json_is_there(const char *path) {
+    errno = 0;
+    FILE *file = fopen(path, "rb");
+    if (file) fclose(file);
+    return file || errno != ENOENT;
+}
+
 bool json_check_file(const char *path, error *e) {
     (void)path;
     (void)e;

@@ -238,11 +238,6 @@ const char *st_shape(const size_t *dims, size_t n_dims, char *text) {
 
 #if STI_MMAP
 
-static bool sti_is_there(const char *path) {
-    struct stat status;
-    return stat(path, &status) == 0 || (errno != ENOENT && errno != ENOTDIR);
-}
-
 static bool sti_map(sti_file *file, int descriptor, error *e) {
     struct stat status;
     if (fstat(descriptor, &status) != 0)
@@ -298,13 +293,6 @@ static bool sti_lock(const sti_file *file, error *e) {
 }
 
 #else
-
-static bool sti_is_there(const char *path) {
-    errno = 0;
-    FILE *file = fopen(path, "rb");
-    if (file) fclose(file);
-    return file || errno != ENOENT;
-}
 
 static bool sti_load(sti_file *file, error *e) {
     char *bytes;
@@ -672,9 +660,9 @@ bool st_open_file(st_checkpoint *c, const char *path, error *e) {
 
 static bool sti_open_directory(st_checkpoint *c, const char *directory, const char *single,
                                const char *index, error *e) {
-    if (sti_is_there(single)) return st_open_file(c, single, e);
-    if (sti_is_there(index)) return sti_open_index(c, directory, index, e);
-    if (!sti_is_there(directory)) return error_set(e, "%s: directory not found", directory);
+    if (json_is_there(single)) return st_open_file(c, single, e);
+    if (json_is_there(index)) return sti_open_index(c, directory, index, e);
+    if (!json_is_there(directory)) return error_set(e, "%s: directory not found", directory);
     return error_set(e,
                      "%s: expected model.safetensors or model.safetensors.index.json, "
                      "found neither",

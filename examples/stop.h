@@ -14,7 +14,6 @@
 #include "tokenizer.h"
 #include "tokens.h"
 
-#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -58,10 +57,7 @@ static bool stopi_read_file(const char *directory, const char *name, token_list 
     int n = snprintf(path, sizeof path, "%s/%s", directory, name);
     if (n < 0 || (size_t)n >= sizeof path)
         return error_set(e, "%.60s...: expected a shorter path", directory);
-    errno = 0;
-    FILE *file = fopen(path, "rb");
-    if (!file && errno == ENOENT) return true;
-    if (file) fclose(file);
+    if (!json_is_there(path)) return true;
     if (!json_read_file(path, STOPI_FILE_LIMIT, &text, &length, e)) return false;
     bool ok = json_parse(&document, path, text, length, e);
     free(text);

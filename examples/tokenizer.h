@@ -151,7 +151,6 @@ const char *tokenizer_stream_flush(tokenizer_stream *stream, size_t *length);
 #include "json.h"
 #include "unicode.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -491,13 +490,6 @@ static bool tokenizeri_read_specials(tokenizeri_reader *r, const char *path, con
 
 static unsigned tokenizeri_kind_of(uint32_t code); /* below, with what it is for */
 
-static bool tokenizeri_is_there(const char *path) {
-    errno = 0;
-    FILE *file = fopen(path, "rb");
-    if (file) fclose(file);
-    return file || errno != ENOENT;
-}
-
 static bool tokenizeri_path(char *path, const char *directory, const char *name, error *e) {
     int n = snprintf(path, TOKENIZERI_PATH, "%s/%s", directory, name);
     return (n > 0 && n < TOKENIZERI_PATH) ||
@@ -507,7 +499,7 @@ static bool tokenizeri_path(char *path, const char *directory, const char *name,
 bool tokenizer_is_in(const char *directory) {
     char path[TOKENIZERI_PATH];
     error e;
-    return tokenizeri_path(path, directory, "tiktoken.model", &e) && tokenizeri_is_there(path);
+    return tokenizeri_path(path, directory, "tiktoken.model", &e) && json_is_there(path);
 }
 
 /* A text and what messages call it. */
@@ -541,7 +533,7 @@ bool tokenizer_open(tokenizer *t, const char *directory, error *e) {
     bool ok = tokenizeri_path(model.path, directory, "tiktoken.model", e) &&
               tokenizeri_path(config.path, directory, "tokenizer_config.json", e) &&
               tokenizeri_read_file(&model, e) &&
-              (!tokenizeri_is_there(config.path) || tokenizeri_read_file(&config, e)) &&
+              (!json_is_there(config.path) || tokenizeri_read_file(&config, e)) &&
               tokenizeri_open(t, &model, &config, e);
     free(model.text), free(config.text);
     return ok;

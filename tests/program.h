@@ -16,23 +16,34 @@ typedef struct outcome {
     size_t n_out, n_err;
 } outcome;
 
-/* Runs a program with arguments as a shell reads them. WORK in them stands for the work
- * directory. */
-static inline outcome run_program(const char *program, const char *words) {
+static inline const char *build_directory(void) {
+    const char *build = getenv("BUILD");
+    return build ? build : "build";
+}
+
+/* Runs a program with variables and arguments as a shell reads them. WORK in the arguments stands
+ * for the work directory. */
+static inline outcome run_program_with(const char *variables, const char *program,
+                                       const char *words) {
     char command[4096], expanded[3000];
-    const char *build = getenv("BUILD"), *mark;
+    const char *mark;
     size_t n = 0;
     for (; (mark = strstr(words, "WORK")) != NULL; words = mark + 4)
         n += (size_t)sprintf(expanded + n, "%.*s%s", (int)(mark - words), words, work);
     sprintf(expanded + n, "%s", words);
-    snprintf(command, sizeof command, "%s/%s %s >%s/out 2>%s/err", build ? build : "build", program,
-             expanded, work, work);
+    int length = snprintf(command, sizeof command, "%s %s/%s %s >%s/out 2>%s/err", variables,
+                          build_directory(), program, expanded, work, work);
+    if ((size_t)length >= sizeof command) give_up(words);
     outcome o;
     int status = system(command);
     o.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     o.out = read_file(work, "out", &o.n_out);
     o.err = read_file(work, "err", &o.n_err);
     return o;
+}
+
+static inline outcome run_program(const char *program, const char *words) {
+    return run_program_with("", program, words);
 }
 
 static inline outcome run(const char *words) {
