@@ -16,7 +16,7 @@
  *   Exactly what the grammar says: no trailing commas, comments, NaN, leading zeros or byte order
  *   mark, nothing after the value. Strings must be valid UTF-8; control characters must be escaped;
  *   a \u surrogate must be half of a pair. Beyond the grammar, a name may occur once in an object,
- *   values nest at most JSON_DEPTH levels deep, and a text is shorter than 4 GiB.
+ *   values nest at most JSON_DEPTH levels deep, and a text is shorter than 2^32 - 1 bytes.
  *
  * MEMORY
  *   A document owns everything reached through it and nothing of the text it was read from. It
@@ -626,7 +626,9 @@ bool json_parse(json *document, const char *what, const char *text, size_t lengt
     p.text = text;
     p.length = length;
     p.e = e;
-    if (length >= UINT32_MAX) return error_set(e, "%s: 4 GiB or more of JSON", what);
+    if (length >= UINT32_MAX)
+        return error_set(e, "%s: expected less than %lu bytes of JSON, found %zu", what,
+                         (unsigned long)UINT32_MAX, length);
     /* No string grows when its escapes are resolved, and its NUL has the place of a quote; a
      * number's NUL has the place of the character after it, or of the one more byte here at the
      * end. */

@@ -116,7 +116,8 @@ bool st_open_memory(st_checkpoint *c, const char *name, const void *bytes, size_
 void st_close(st_checkpoint *c);
 
 /* Reads all of the files into memory, as far as it has room, so that no later use of a tensor waits
- * for the disk. Nothing where files are not mapped: they are in memory. */
+ * for the disk. Nothing where files are not mapped: they are in memory. A caller's bytes are the
+ * caller's matter, here and in st_lock. */
 void st_prefault(const st_checkpoint *c);
 
 /* The same, and keeps them there until st_close: the system may not take a page of them for other
@@ -202,7 +203,7 @@ static inline double st_load_f64(const void *at) {
 typedef struct sti_file {
     char *path;
     const unsigned char *bytes;
-    size_t size;
+    size_t size; /* 0 as long as there are no bytes */
     void *owned; /* the same bytes, if they are to be released; NULL if they are a caller's */
 } sti_file;
 
@@ -242,15 +243,16 @@ static bool sti_map(sti_file *file, int descriptor, error *e) {
     struct stat status;
     if (fstat(descriptor, &status) != 0)
         return error_set(e, "%s: cannot be examined: %s", file->path, strerror(errno));
-    file->size = (size_t)status.st_size;
-    if (status.st_size < 0 || (uintmax_t)status.st_size != file->size)
+    size_t size = (size_t)status.st_size;
+    if (status.st_size < 0 || (uintmax_t)status.st_size != size)
         return error_set(e, "%s: larger than this build can address", file->path);
-    if (file->size == 0) return true; /* cannot be mapped; is refused later, as too short */
-    void *bytes = mmap(NULL, file->size, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    if (size == 0) return true; /* cannot be mapped; is refused later, as too short */
+    void *bytes = mmap(NULL, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
     if (bytes == MAP_FAILED)
         return error_set(e, "%s: cannot be mapped: %s", file->path, strerror(errno));
     file->owned = bytes;
     file->bytes = (const unsigned char *)bytes;
+    file->size = size;
     return true;
 }
 
@@ -270,11 +272,10 @@ static void sti_unload(sti_file *file) {
 
 /* Asks for all of the file before it waits for its first page: the disk then reads ahead. */
 static void sti_prefault(const sti_file *file) {
-    long page = sysconf(_SC_PAGESIZE);
-    size_t step = page > 0 ? (size_t)page : 4096;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
     if (!file->owned) return;
     (void)posix_madvise(file->owned, file->size, POSIX_MADV_WILLNEED);
-    for (size_t at = 0; at < file->size; at += step)
+    for (size_t at = 0; at < file->size; at += page)
         (void)*(const volatile unsigned char *)(file->bytes + at);
 }
 
@@ -336,9 +337,7 @@ static bool sti_out_of_memory(const char *path, error *e) {
 
 /* A new last file of the checkpoint, without contents yet; it is released with the others. */
 static sti_file *sti_new_file(st_checkpoint *c, const char *path, error *e) {
-    sti_file *files = NULL;
-    if (c->n_files < SIZE_MAX / sizeof *files)
-        files = (sti_file *)realloc(c->files, (c->n_files + 1) * sizeof *files);
+    sti_file *files = (sti_file *)realloc(c->files, (c->n_files + 1) * sizeof *files);
     if (files) {
         sti_file *file = &files[c->n_files];
         c->files = files;
@@ -704,9 +703,9 @@ bool st_lock(const st_checkpoint *c, error *e) {
 const char *st_file_at(const st_checkpoint *c, const void *address, size_t *offset) {
     for (size_t i = 0; i < c->n_files; i++) {
         const sti_file *file = &c->files[i];
-        uintptr_t first = (uintptr_t)file->bytes, at = (uintptr_t)address;
-        if (!file->bytes || at < first || at - first >= file->size) continue;
-        *offset = (size_t)(at - first);
+        uintptr_t at = (uintptr_t)address - (uintptr_t)file->bytes; /* before it: wraps */
+        if (at >= file->size) continue;
+        *offset = (size_t)at;
         return file->path;
     }
     return NULL;

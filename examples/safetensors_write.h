@@ -96,7 +96,9 @@ static inline bool st_writer_add(st_writer *w, const char *name, st_dtype dtype,
     char shape[ST_SHAPE_TEXT];
     uint64_t bytes = st_dtype_size(dtype);
     size_t most = ST_QUOTED(strlen(name)) + ST_SHAPE_TEXT + 128;
-    if (w->started) return error_set(e, "%s: tensor %.200s: added late", w->out.path, name);
+    if (w->started)
+        return error_set(e, "%s: tensor %.200s: expected before all data, found after some",
+                         w->out.path, name);
     if (!sti_writer_reserve(w, most, e)) return false;
     for (size_t i = 0; i < n_dims; i++) bytes *= dims[i];
     unsigned long long begin = w->declared, end = begin + bytes; /* the type that printf knows */

@@ -304,6 +304,7 @@ static void compares_whole_names(void) {
     CHECK(json_find(object, "a\0b", 3) == 3 && json_find(object, "a\0", 2) == JSON_NOT_FOUND);
     CHECK(json_find(object, "\0", 1) == 5);
     size_t length = 0;
+    CHECK(json_member_name(object, json_count(object), &length) == NULL && length == 0);
     CHECK(json_member_name(object, 3, NULL) == NULL); /* would be read as "a" */
     CHECK(memcmp(json_member_name(object, 3, &length), "a\0b", 4) == 0 && length == 3);
     json_free(&document);
@@ -412,6 +413,7 @@ static void reads_integers_exactly(void) {
                  {"18446744073709551616", false, false, 0, 0},
                  {"18446744073709551615.5", false, false, 0, 0},
                  {"100000000000000000000", false, false, 0, 0},
+                 {"100000000000000000001", false, false, 0, 0},
                  {"1e19", false, true, 0, 10000000000000000000u},
                  {"1e20", false, false, 0, 0},
                  {"\"3\"", false, false, 0, 0},
@@ -459,6 +461,8 @@ static void reads_numbers_to_nearest(void) {
     check_number("4.9406564584124654e-324", 4.9406564584124654e-324);
     check_number("2.2250738585072011e-308", 2.2250738585072011e-308);
     check_number("1e-400", 0.0);
+    check_number("1e-10000", 0.0);
+    check_number("-1e-999999999999999999999", -0.0);
     check_number("0e999999999999999999", 0.0);
     check_number("9007199254740993", 9007199254740992.0);
     check_number("9007199254740993.0000000000000000000000000000000001", 9007199254740994.0);
@@ -581,6 +585,7 @@ static void refuses_invalid_utf8(void) {
         error e;
         CHECK(!parse_bytes(&document, text, 4 + strlen(bad[i]), &e)); /* ends inside */
     }
+    CHECK(json_utf8_length("a", 0) == 0 && json_utf8_length("a", 1) == 1);
 }
 
 static void reads_a_large_object_quickly(void) {
@@ -602,6 +607,18 @@ static void reads_a_large_object_quickly(void) {
     CHECK(!parse(&document, text, &e));
     CHECK(strstr(e.text, "\"name7\" occurs twice") != NULL);
     free(text);
+}
+
+/* Refused by its length, before a byte of it is read. */
+static void refuses_texts_of_4_gib(void) {
+    json document;
+    error e = {""};
+    char message[100];
+    sprintf(message, "t: expected less than 4294967295 bytes of JSON, found %zu", SIZE_MAX);
+    CHECK(!json_parse(&document, "t", "{}", SIZE_MAX, &e) && json_root(&document) == NULL);
+    CHECK_MSG(strcmp(e.text, message) == 0, "%s", e.text);
+    CHECK(!json_parse(&document, "t", "{}", UINT32_MAX, &e));
+    CHECK_MSG(strstr(e.text, "found 4294967295"), "%s", e.text);
 }
 
 /* Names picked by their hash so that each would be compared with all before it. */
@@ -785,6 +802,7 @@ int main(void) {
     TEST(reads_every_kind_of_character);
     TEST(refuses_invalid_utf8);
     TEST(reads_a_large_object_quickly);
+    TEST(refuses_texts_of_4_gib);
     TEST(refuses_names_that_collide_on_purpose);
     TEST(reports_every_failed_allocation);
     TEST(may_be_freed_twice);

@@ -137,6 +137,29 @@ static void check_tensor(const st_tensor *t, const char *name, st_dtype dtype, c
     CHECK(t->elements == elements && t->bytes == bytes && t->data == data);
 }
 
+/* A caller's bytes are neither read ahead nor locked, and found by address like those of a file. */
+static void knows_where_bytes_come_from(void) {
+    image file = make_image(sample, sample_data);
+    st_checkpoint c;
+    error e = {""};
+    size_t offset = 77;
+    bool ok = st_open_memory(&c, "m.st", file.bytes, file.size, &e);
+    CHECK_MSG(ok, "%s", e.text);
+    if (ok) {
+        st_prefault(&c);
+        CHECK_MSG(st_lock(&c, &e), "%s", e.text);
+        CHECK(!st_file_at(&c, NULL, &offset) && !st_file_at(&c, &c, &offset) && offset == 77);
+        CHECK(!st_file_at(&c, file.bytes + file.size, &offset) && offset == 77);
+        for (size_t i = 0; i < file.size; i += file.size - 1) {
+            const char *name = st_file_at(&c, file.bytes + i, &offset);
+            CHECK(name && strcmp(name, "m.st") == 0 && offset == i);
+        }
+        st_close(&c);
+        CHECK(!st_file_at(&c, file.bytes, &offset));
+    }
+    free(file.bytes);
+}
+
 static void opens_a_file(void) {
     image file = make_image(sample, sample_data);
     const unsigned char *data = file.bytes + file.size - sample_data;
@@ -513,6 +536,18 @@ static void wants_data_covered_exactly_once(void) {
     check_refused("{}", 8, "m.st: the last 8 bytes of data belong to no tensor");
 }
 
+/* By their begin, their end and their place in the header: any qsort gives one order, and so one
+ * message. */
+static void spans_have_one_order(void) {
+    static const sti_span spans[] = {{0, 0, 4}, {0, 4, 0}, {0, 4, 3}, {0, 8, 2}, {4, 4, 1}};
+    enum { COUNT = sizeof spans / sizeof *spans };
+    for (size_t i = 0; i < COUNT; i++)
+        for (size_t j = 0; j < COUNT; j++) {
+            int order = sti_compare_spans(&spans[i], &spans[j]);
+            if (i != j) CHECK_MSG((order < 0) == (i < j) && order != 0, "%zu and %zu", i, j);
+        }
+}
+
 /* The end of a sentence survives names longer than the sentence's buffer. */
 static void reports_on_long_names(void) {
     char header[5000];
@@ -686,6 +721,21 @@ static void unmaps_what_it_closes(void) {
     remove_directory();
 }
 
+/* Where all memory may be locked, the sentence names no limit. */
+static void check_lock_without_limit(const st_checkpoint *c) {
+    struct rlimit most;
+    error e = {""};
+    CHECK(getrlimit(RLIMIT_MEMLOCK, &most) == 0);
+    struct rlimit none = most;
+    none.rlim_cur = none.rlim_max = RLIM_INFINITY; /* which not every user may set */
+    if (setrlimit(RLIMIT_MEMLOCK, &none) != 0) return;
+    if (!st_lock(c, &e))
+        CHECK_MSG(strstr(e.text, " bytes cannot be locked in memory: ") &&
+                      !strstr(e.text, "the limit"),
+                  "%s", e.text);
+    CHECK(setrlimit(RLIMIT_MEMLOCK, &most) == 0);
+}
+
 /* A file with a hole that no memory is left to map, one that loses its last page before it is to be
  * locked, and one more open file than the system allows. */
 static void reports_what_the_system_says(void) {
@@ -714,6 +764,7 @@ static void reports_what_the_system_says(void) {
               strstr(e.text, " bytes cannot be locked in memory: ") &&
               strstr(e.text, "; the limit is "));
     set_limit(RLIMIT_MEMLOCK, before);
+    if (ok) check_lock_without_limit(&c);
     if (ok) st_close(&c);
 
     FILE *sizes = fopen("/proc/self/statm", "r");
@@ -830,6 +881,48 @@ static void writers_keep_their_word(void) {
     remove_directory();
 }
 
+/* What is added after data, more floats than were said, and zeros where nothing is left. */
+static void writers_take_what_was_said(void) {
+    static const float values[3] = {1, 2, 3};
+    const size_t dims[1] = {2};
+    st_writer w;
+    st_checkpoint c;
+    error e = {""};
+    make_directory();
+    bool ok = st_writer_open(&w, path_of("1.st"), &e) &&
+              st_writer_add(&w, "t", ST_F32, dims, 1, &e) && st_writer_floats(&w, values, 1, &e);
+    CHECK_MSG(ok, "%s", e.text);
+    CHECK(!st_writer_add(&w, "late", ST_F32, dims, 1, &e));
+    CHECK_MSG(strstr(e.text, "/1.st: tensor late: expected before all data, found after some"),
+              "%s", e.text);
+    CHECK(!st_writer_floats(&w, values, 2, &e));
+    CHECK_MSG(strstr(e.text, "/1.st: more data than the 8 bytes of its tensors"), "%s", e.text);
+    ok = ok && st_writer_floats(&w, values + 1, 1, &e) && st_writer_zeros(&w, &e);
+    CHECK_MSG(st_writer_close(&w, ok, &e), "%s", e.text);
+    ok = st_open_file(&c, path_of("1.st"), &e);
+    CHECK_MSG(ok && st_count(&c) == 1, "%s", e.text);
+    const st_tensor *t = ok ? st_find(&c, "t") : NULL;
+    CHECK(t && t->bytes == 8 && st_load_f32(t->data) == 1 && st_load_f32(t->data + 4) == 2);
+    if (ok) st_close(&c);
+    remove_directory();
+}
+
+/* A device that is full at the first byte, which is one of the header: data are not asked for, and a
+ * file that has none is not written either. */
+static void writers_on_a_full_device(void) {
+    const size_t dims[1] = {8};
+    if (!test_has_full_device()) return;
+    for (int data = 0; data < 2; data++) {
+        st_writer w;
+        error e = {""};
+        bool ok = st_writer_open(&w, "/dev/full", &e) && setvbuf(w.out.file, NULL, _IONBF, 0) == 0;
+        CHECK_MSG(ok, "%s", e.text);
+        if (data) ok = ok && st_writer_add(&w, "t", ST_U8, dims, 1, &e) && st_writer_zeros(&w, &e);
+        CHECK(ok == (data == 0) && !st_writer_close(&w, ok, &e));
+        CHECK_MSG(strstr(e.text, "/dev/full: cannot write: "), "%s", e.text);
+    }
+}
+
 static void outputs_fail_in_one_sentence(void) {
     static char longer[OUTPUT_PATH + 10];
     output out;
@@ -891,6 +984,10 @@ static void opens_a_directory_with_one_file(void) {
         "/model.safetensors",
         "tensor a.weight_scale: data_offsets [19, 21] reach past the 20 bytes of data in "
         "the file");
+    char below[640];
+    snprintf(below, sizeof below, "%s/x", path_of("model.safetensors"));
+    ok = st_open(&c, below, &e);
+    check_not_opened(ok, &c, &e, "/model.safetensors/x", "directory not found");
     remove_directory();
     check_directory("", "directory not found");
 }
@@ -1030,6 +1127,8 @@ static void file_cases(void) {
     TEST(reports_what_the_system_says);
     TEST(writes_what_it_reads);
     TEST(writers_keep_their_word);
+    TEST(writers_take_what_was_said);
+    TEST(writers_on_a_full_device);
     TEST(outputs_fail_in_one_sentence);
     TEST(opens_tensors_beyond_4_gib);
     TEST(opens_regular_files_only);
@@ -1054,6 +1153,7 @@ static void file_cases(void) {
 
 int main(void) {
     TEST(opens_a_file);
+    TEST(knows_where_bytes_come_from);
     TEST(finds_whole_names);
     TEST(knows_every_type);
     TEST(loads_little_endian_at_any_alignment);
@@ -1071,6 +1171,7 @@ int main(void) {
     TEST(refuses_products_that_wrap);
     TEST(refuses_wrong_offsets);
     TEST(wants_data_covered_exactly_once);
+    TEST(spans_have_one_order);
     TEST(reports_on_long_names);
     TEST(opens_many_tensors_quickly);
     TEST(reports_every_failed_allocation);
