@@ -394,24 +394,27 @@ typedef struct hybridi_arena {
 
 static void *hybridi_take(hybridi_arena *arena, size_t bytes) {
     void *part = arena->base ? arena->base + arena->used : NULL;
-    size_t room = PTRDIFF_MAX - arena->used;
-    if (bytes > room || room - bytes < 64) {
+    size_t blocks = bytes / 64 + (bytes % 64 != 0);
+    if (blocks > (PTRDIFF_MAX - arena->used) / 64) {
         arena->overflow = true;
         return NULL;
     }
-    arena->used += (bytes + 63) / 64 * 64;
+    arena->used += 64 * blocks;
     return part;
 }
 
 /* An array [a][b][c] of elements of `size` bytes. */
 static void *hybridi_array(hybridi_arena *arena, size_t size, size_t a, size_t b, size_t c) {
-    size_t most = PTRDIFF_MAX / size;
-    if (a == 0 || b == 0 || c == 0) return hybridi_take(arena, 0);
-    if (a > most / b || a * b > most / c) {
-        arena->overflow = true;
-        return NULL;
+    size_t dims[3], bytes = size;
+    dims[0] = a, dims[1] = b, dims[2] = c;
+    for (size_t i = 0; i < 3; i++) {
+        if (dims[i] > 0 && bytes > PTRDIFF_MAX / dims[i]) {
+            arena->overflow = true;
+            return NULL;
+        }
+        bytes *= dims[i];
     }
-    return hybridi_take(arena, a * b * c * size);
+    return hybridi_take(arena, bytes);
 }
 
 static float *hybridi_floats(hybridi_arena *arena, size_t a, size_t b, size_t c) {
@@ -424,9 +427,10 @@ static void *hybridi_take_sized(hybridi_arena *arena, size_t bytes) {
     return hybridi_take(arena, bytes);
 }
 
-/* `bytes` of memory aligned to 64 bytes; `memory` is what to free. */
+/* `bytes` of memory aligned to 64 bytes, as many as an arena counted: whole blocks, so that 63 more
+ * can be addressed too. `memory` is what to free. */
 static void *hybridi_allocate(size_t bytes, void **memory) {
-    *memory = bytes > PTRDIFF_MAX - 64 ? NULL : malloc(bytes + 63);
+    *memory = malloc(bytes + 63);
     return *memory ? (unsigned char *)*memory + (64 - (uintptr_t)*memory % 64) % 64 : NULL;
 }
 
@@ -1150,7 +1154,7 @@ static void hybridi_experts(const hybrid_workspace *work, const hybrid_moe *w, c
         group.experts[group.n] = &w->experts[i];
         group.ends[group.n++] = group.n_rows;
     }
-    if (group.n > 0) hybridi_run_group(work, &group);
+    hybridi_run_group(work, &group);
 }
 
 /* The routed experts' part of the output, over a narrower latent where the model has one. */

@@ -166,12 +166,16 @@ typedef struct mlai_arena {
 } mlai_arena;
 
 static float *mlai_take(mlai_arena *arena, size_t a, size_t b, size_t c) {
-    size_t most = PTRDIFF_MAX / 8, start = arena->used;
-    if (a == 0 || b == 0 || c == 0) a = b = c = 0;
-    if (a > 0 && (b > most / a || c > most / (a * b) || a * b * c > (most - start) / 4))
-        arena->overflow = true;
+    size_t most = PTRDIFF_MAX / 8, start = arena->used, dims[3], n = 1;
+    dims[0] = a, dims[1] = b, dims[2] = c;
+    for (size_t i = 0; i < 3; i++) {
+        if (dims[i] > 0 && n > most / dims[i]) arena->overflow = true;
+        n *= dims[i];
+    }
+    size_t lines = n / 16 + (n % 16 != 0); /* of 64 bytes */
+    if (lines > (most - start) / 64) arena->overflow = true;
     if (arena->overflow) return NULL;
-    arena->used += (a * b * c * sizeof(float) + 63) / 64 * 64;
+    arena->used += 64 * lines;
     return arena->base ? (float *)(void *)(arena->base + start) : NULL;
 }
 
@@ -219,7 +223,7 @@ static mlai_scratch mlai_place(const mla_desc *desc, size_t n, size_t capacity, 
     size_t heads = desc->n_heads, ranges = capacity > MLA_RANGE ? mlai_ranges(capacity) : 0;
     mlai_arena counting = {NULL, 0, false};
     mlai_place_worker(desc, &counting);
-    arena->overflow = arena->overflow || counting.overflow;
+    arena->overflow = counting.overflow;
     s.worker_bytes = counting.used;
     s.workers = (unsigned char *)mlai_take(arena, n_threads, s.worker_bytes / sizeof(float), 1);
     s.range_mix = mlai_take(arena, ranges, heads, mla_mix_stride(desc));
@@ -293,11 +297,10 @@ static void mlai_score(const mla_desc *desc, const kernels *k, const mlai_worker
             mla_query_stride(desc), false, worker->scores, 1, MLA_TILE);
 }
 
-/* Mixes the first n_keys of the tile into rows r .. r + run - 1. *paired: how many keys the tile
- * holds in pairs. */
+/* Mixes the first n_keys of the tile into rows r .. r + run - 1. */
 static void mlai_mix_tile(const mla_desc *desc, const kernels *k, const mlai_worker *worker,
                           const mlai_rows_of *rows, size_t first, size_t n_keys, size_t r,
-                          size_t run, float *mix, size_t *paired) {
+                          size_t run, float *mix) {
     const float *weights = worker->scores + r * MLA_TILE;
     if (!rows->absorbed_bf16) {
         k->mix(weights, MLA_TILE, run, worker->tile, mlai_tile_stride(desc), n_keys, desc->latent,
@@ -306,10 +309,8 @@ static void mlai_mix_tile(const mla_desc *desc, const kernels *k, const mlai_wor
     }
     const kernels_bf16 *bf16 = kernels_bf16_of(k->isa);
     uint16_t *pairs = (uint16_t *)(void *)worker->tile;
-    if (*paired != n_keys)
-        bf16->pair(mlai_key(desc, rows->seq, first), mla_cache_row_bytes(desc), n_keys,
-                   desc->latent, pairs);
-    *paired = n_keys;
+    bf16->pair(mlai_key(desc, rows->seq, first), mla_cache_row_bytes(desc), n_keys, desc->latent,
+               pairs);
     bf16->mix(weights, MLA_TILE, run, pairs, n_keys, desc->latent, worker->rescale + r, mix,
               mla_mix_stride(desc));
 }
@@ -317,7 +318,7 @@ static void mlai_mix_tile(const mla_desc *desc, const kernels *k, const mlai_wor
 /* Shows keys first .. first + MLA_TILE - 1, as far as they are seen, to the rows. */
 static void mlai_tile(const mla_desc *desc, const kernels *k, const mlai_worker *worker,
                       const mlai_rows_of *rows, size_t first, const mlai_sums *sums) {
-    size_t n = mlai_seen(desc, rows, rows->count - 1) - first, paired = 0, run;
+    size_t n = mlai_seen(desc, rows, rows->count - 1) - first, run;
     if (n > MLA_TILE) n = MLA_TILE;
     mlai_score(desc, k, worker, rows, first, n);
     /* The rows of one token see the same keys. A key that is not seen takes no part at all, so that
@@ -332,7 +333,7 @@ static void mlai_tile(const mla_desc *desc, const kernels *k, const mlai_worker 
             worker->rescale[i] =
                 k->softmax(worker->scores + i * MLA_TILE, n_keys, &sums->max[i], &sums->sum[i]);
         mlai_mix_tile(desc, k, worker, rows, first, n_keys, r, run,
-                      sums->mix + r * mla_mix_stride(desc), &paired);
+                      sums->mix + r * mla_mix_stride(desc));
     }
 }
 

@@ -204,10 +204,10 @@ static bool hybridi_check_dtype(hybridi_binder *b, const st_tensor *tensor, st_d
     return false;
 }
 
-static void hybridi_bind_mxfp4(hybridi_binder *b, const char *path, linear *w) {
-    const st_tensor *packed = hybridi_require(b, path, ".weight_packed");
+static void hybridi_bind_mxfp4(hybridi_binder *b, const char *path, const st_tensor *packed,
+                               linear *w) {
     const st_tensor *scale = hybridi_require(b, path, ".weight_scale");
-    if (!packed || !scale) return;
+    if (!scale) return;
     if (w->cols % LINEAR_MXFP4_GROUP != 0) {
         char found[32];
         snprintf(found, sizeof found, "rows of %zu", w->cols);
@@ -250,11 +250,11 @@ static void hybridi_bind_scales(hybridi_binder *b, const char *path,
 }
 
 static void hybridi_bind_packed(hybridi_binder *b, const char *path,
-                                const quantization_scheme *scheme, linear *w) {
-    const st_tensor *packed = hybridi_require(b, path, ".weight_packed");
+                                const quantization_scheme *scheme, const st_tensor *packed,
+                                linear *w) {
     const st_tensor *shape = hybridi_require(b, path, ".weight_shape");
     size_t two = 2, in_word = 32 / scheme->bits;
-    if (!packed || !shape || !hybridi_check_dtype(b, packed, ST_I32) ||
+    if (!shape || !hybridi_check_dtype(b, packed, ST_I32) ||
         !hybridi_check_matrix(b, packed, w->rows, (w->cols + in_word - 1) / in_word) ||
         !hybridi_check_dtype(b, shape, ST_I64) || !hybridi_check_shape(b, shape, &two, 1))
         return;
@@ -294,14 +294,17 @@ static void hybridi_bind_linear(hybridi_binder *b, const char *path, size_t rows
     hybridi_lookup(b, path, "", name);
     const quantization_scheme *scheme = quantization_of(b->quantized, name);
     const st_tensor *packed = hybridi_lookup(b, path, ".weight_packed", packed_name);
-    if (!packed)
+    if (!packed) {
         hybridi_bind_weight(b, path, scheme, w);
-    else if (!scheme || scheme->format == QUANTIZATION_INT8)
+        return;
+    }
+    b->bytes += packed->bytes;
+    if (!scheme || scheme->format == QUANTIZATION_INT8)
         hybridi_wrong(b, packed, "weight, by quantization_config", "weight_packed");
     else if (scheme->format == QUANTIZATION_MXFP4)
-        hybridi_bind_mxfp4(b, path, w);
+        hybridi_bind_mxfp4(b, path, packed, w);
     else
-        hybridi_bind_packed(b, path, scheme, w);
+        hybridi_bind_packed(b, path, scheme, packed, w);
 }
 
 /* The first n numbers of a tensor, as float32. */
@@ -514,7 +517,7 @@ static bool hybridi_read_config_file(hybrid_config *config, quantization *quanti
     char path[4096], *text;
     size_t length;
     int n = snprintf(path, sizeof path, "%s/config.json", directory);
-    if (n < 0 || (size_t)n >= sizeof path)
+    if ((size_t)n >= sizeof path)
         return error_set(e, "%.60s...: expected a path of less than %zu bytes", directory,
                          sizeof path);
     if (!json_read_file(path, (size_t)1 << 24, &text, &length, e)) return false;
@@ -534,10 +537,9 @@ static bool hybridi_bind_all(hybrid_model *m, hybridi_binder *b) {
     m->vectors = b->vectors = (float *)calloc(b->n_vectors, sizeof(float));
     m->experts = b->experts = (hybrid_glu *)calloc(b->n_experts + 1, sizeof *m->experts);
     if (!m->vectors || !m->experts) return error_set(b->e, "%s: out of memory", b->directory);
-    if (!hybridi_bind_model(b, m)) return false;
     m->n_vectors = b->n_vectors;
     m->mapped_bytes = b->bytes;
-    return true;
+    return hybridi_bind_model(b, m);
 }
 
 /* The rest of hybrid_open, with configuration and checkpoint in the model; `directory` names these
