@@ -266,6 +266,46 @@ static void threads(void) {
     matrix_free(&m);
 }
 
+/* More products than a round has room for, some of no tokens and some of more than go through
+ * together: the bits of each alone. */
+static void many_products(void) {
+    enum { PRODUCTS = 70, ROWS = 5, COLS = 40, TOKENS = 130 };
+    linear_product products[PRODUCTS];
+    matrix m = matrix_new(LINEAR_BF16, ROWS, COLS);
+    float *x = test_floats(TOKENS * COLS), *got = test_floats(PRODUCTS * TOKENS * ROWS);
+    float *want = test_floats(TOKENS * ROWS);
+    test_fill_normal(x, TOKENS * COLS);
+    for (size_t i = 0; i < PRODUCTS; i++) {
+        linear_product product = {&m.w, x, 0, COLS, got + i * TOKENS * ROWS, ROWS};
+        product.n = i % 4 ? i % 4 : i % 8 ? 0 : TOKENS;
+        products[i] = product;
+    }
+    linear_apply_all(NULL, products, PRODUCTS);
+    for (size_t i = 0; i < PRODUCTS; i++) {
+        memset(want, 0, TOKENS * ROWS * sizeof *want);
+        linear_apply(NULL, &m.w, x, products[i].n, COLS, want, ROWS);
+        CHECK(memcmp(products[i].y, want, TOKENS * ROWS * sizeof *want) == 0);
+    }
+    linear_apply_all(NULL, products, 0);
+    free(x), free(got), free(want);
+    matrix_free(&m);
+}
+
+/* A set that this machine has not is the best that it has. */
+static void absent_instruction_sets(void) {
+    float x[100], want[9], got[9];
+    matrix m = matrix_new(LINEAR_F16, 9, 100);
+    test_fill_normal(x, 100);
+    linear_apply(NULL, &m.w, x, 1, 100, want, 9);
+    for (int isa = KDA_ISA_SCALAR; isa <= KDA_ISA_NEON; isa++) {
+        linear_run run = {(kda_isa)isa, NULL, false};
+        if (kda_isa_is_available((kda_isa)isa)) continue;
+        linear_apply(&run, &m.w, x, 1, 100, got, 9);
+        CHECK(memcmp(got, want, sizeof got) == 0);
+    }
+    matrix_free(&m);
+}
+
 /* Each 16-bit number is what it is rounded to; what lies between goes to the nearer, or to even. */
 static void rounding(void) {
     for (unsigned bits = 0; bits < 0x7c00; bits++) {
@@ -390,6 +430,8 @@ int main(void) {
     TEST(products_avx512);
     TEST(products_neon);
     TEST(threads);
+    TEST(many_products);
+    TEST(absent_instruction_sets);
     TEST(tokens_are_independent);
     TEST(expansion);
     TEST(some_rows);

@@ -68,7 +68,7 @@ static double expanded(const problem *p, size_t token, size_t head, size_t n_key
     size_t dim_q = d->dim_nope + d->dim_rope, first = head * (d->dim_nope + d->dim_v);
     const float *q = p->q + (token * d->n_heads + head) * dim_q;
     double *scores = (double *)test_alloc(n_keys * sizeof(double)), top = -HUGE_VAL, sum = 0;
-    double key[64], value[64];
+    double key[160], value[64];
     for (size_t j = 0; j < n_keys; j++) {
         expand(p, first, d->dim_nope, j, key);
         for (size_t i = 0; i < d->dim_rope; i++)
@@ -106,6 +106,32 @@ static void every_length_at_once(void) {
     problem p = problem_new(small, 300, 0.3f);
     attend(&p, 0, p.n, p.out);
     check_against_expanded(&p, 2e-6);
+    problem_free(&p);
+}
+
+/* Published models have heads wider than a tile of rows: whole tiles and the rest of one. */
+static void wide_heads(void) {
+    static const size_t dims[] = {MLA_TILE, MLA_TILE + 1, 2 * MLA_TILE + 20};
+    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
+        mla_desc desc = small;
+        desc.dim_nope = dims[i];
+        problem p = problem_new(desc, 9, 0.3f);
+        attend(&p, 0, p.n, p.out);
+        check_against_expanded(&p, 2e-6);
+        problem_free(&p);
+    }
+}
+
+/* Null is a run of zeros: the best instruction set, in the calling thread. */
+static void no_run(void) {
+    problem p = problem_new(small, 20, 1);
+    mla_seq seq = {p.cache, 0, p.n};
+    size_t n_out = p.n * p.desc.n_heads * p.desc.dim_v;
+    float *out = test_floats(n_out);
+    attend(&p, 0, p.n, p.out);
+    mla_attend(NULL, &p.desc, &p.kv_b, p.q, &seq, 1, out, p.scratch);
+    CHECK(memcmp(out, p.out, n_out * sizeof *out) == 0);
+    free(out);
     problem_free(&p);
 }
 
@@ -153,8 +179,12 @@ static void nan_stays_causal(void) {
     problem p = problem_new(small, 20, 1);
     size_t n_out = p.desc.n_heads * p.desc.dim_v;
     p.cache[10 * mla_cache_width(&p.desc) + 3] = NAN;
-    attend(&p, 0, p.n, p.out);
-    for (size_t i = 0; i < 20 * n_out; i++) CHECK(!isnan(p.out[i]) == (i < 10 * n_out));
+    for (int isa = KDA_ISA_SCALAR; isa <= KDA_ISA_NEON; isa++) {
+        if (!kda_isa_is_available((kda_isa)isa)) continue;
+        p.run.isa = (kda_isa)isa;
+        attend(&p, 0, p.n, p.out);
+        for (size_t i = 0; i < 20 * n_out; i++) CHECK(!isnan(p.out[i]) == (i < 10 * n_out));
+    }
     problem_free(&p);
 }
 
@@ -322,30 +352,73 @@ static void sequences_are_independent(void) {
     free(absorbed), free(mix), free(scratch);
 }
 
-/* Products of bf16 pairs: operands of 8 bits give scores of size 5 an error near 1e-2, which the
- * weights inherit. A NaN stays with those who see it. */
+/* Keys of 3 .. 200 and a few tokens, with products of bf16 pairs: operands of 8 bits give scores of size
+ * 5 an error near 1e-2, which the weights inherit. A NaN stays with those who see it. */
+static void check_bf16_dots(const linear_run *run, const mla_desc *desc) {
+    for (size_t n_keys = 3; n_keys < 200; n_keys += 31)
+        for (size_t n_tokens = 1; n_tokens <= 3; n_tokens += 2) {
+            mix_problem p = mix_new_of(desc, n_keys, n_tokens);
+            mla_mix(run, &p.desc, p.absorbed, &p.seq, 1, p.mix, p.scratch);
+            check_mix(&p, 0, 0, 2e-2);
+            check_mix(&p, n_tokens - 1, desc->n_heads - 1, 2e-2);
+            unsigned char *last =
+                (unsigned char *)p.seq.cache + (n_keys - 1) * mla_cache_row_bytes(desc);
+            memset(last, 0xff, mla_cache_row_bytes(desc));
+            mla_mix(run, &p.desc, p.absorbed, &p.seq, 1, p.mix, p.scratch);
+            for (size_t row = 0; row < n_tokens * desc->n_heads; row++)
+                CHECK(!isnan(p.mix[row * mla_mix_stride(desc)]) ==
+                      (row < (n_tokens - 1) * desc->n_heads));
+            mix_free(&p);
+        }
+}
+
+static const mla_desc of_pairs = {5, 1, 32, 1, 96, 0, 1e-6f, LINEAR_BF16};
+
+/* One head, several by twos, and an odd number of them. */
 static void bf16_dots(void) {
+    static const size_t heads[] = {1, 5, 6, 8, 14};
     linear_run run = {KDA_ISA_AUTO, NULL, true};
-    mla_desc desc = {5, 1, 32, 1, 96, 0, 1e-6f, LINEAR_BF16};
+    mla_desc desc = of_pairs;
     if (!mla_has_bf16_dots(&run, &desc)) {
         test_skip("not in this machine and build");
         return;
     }
-    for (size_t n_keys = 3; n_keys < 200; n_keys += 31)
-        for (size_t n_tokens = 1; n_tokens <= 3; n_tokens += 2) {
-            mix_problem p = mix_new_of(&desc, n_keys, n_tokens);
-            mla_mix(&run, &p.desc, p.absorbed, &p.seq, 1, p.mix, p.scratch);
-            check_mix(&p, 0, 0, 2e-2);
-            check_mix(&p, n_tokens - 1, 4, 2e-2);
-            unsigned char *last =
-                (unsigned char *)p.seq.cache + (n_keys - 1) * mla_cache_row_bytes(&desc);
-            memset(last, 0xff, mla_cache_row_bytes(&desc));
-            mla_mix(&run, &p.desc, p.absorbed, &p.seq, 1, p.mix, p.scratch);
-            for (size_t row = 0; row < n_tokens * desc.n_heads; row++)
-                CHECK(!isnan(p.mix[row * mla_mix_stride(&desc)]) ==
-                      (row < (n_tokens - 1) * desc.n_heads));
-            mix_free(&p);
-        }
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        desc.n_heads = heads[i];
+        check_bf16_dots(&run, &desc);
+    }
+}
+
+/* Where there are none, a run that allows them has the bits of any other. */
+static void runs_without_bf16_dots(void) {
+    static const struct {
+        kda_isa isa;
+        size_t dim_rope, latent;
+        linear_type cache;
+    } cases[] = {{KDA_ISA_SCALAR, 32, 96, LINEAR_BF16},
+                 {KDA_ISA_AUTO, 32, 96, LINEAR_F16},
+                 {KDA_ISA_AUTO, 31, 96, LINEAR_BF16},
+                 {KDA_ISA_AUTO, 16, 80, LINEAR_BF16}};
+    linear_run best = {KDA_ISA_AUTO, NULL, true};
+    CHECK(mla_has_bf16_dots(NULL, &of_pairs) == mla_has_bf16_dots(&best, &of_pairs));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        linear_run plain = {cases[i].isa, NULL, false}, allowing = {cases[i].isa, NULL, true};
+        mla_desc desc = of_pairs;
+        desc.dim_rope = cases[i].dim_rope, desc.latent = cases[i].latent;
+        desc.cache = cases[i].cache;
+        CHECK_MSG(!mla_has_bf16_dots(&allowing, &desc), "case %zu", i);
+        mix_problem p = mix_new_of(&desc, 70, 2);
+        size_t n = 2 * desc.n_heads * mla_mix_stride(&desc);
+        float *want = test_floats(n);
+        mla_mix(&plain, &desc, p.absorbed, &p.seq, 1, p.mix, p.scratch);
+        memcpy(want, p.mix, n * sizeof *want);
+        mla_mix(&allowing, &desc, p.absorbed, &p.seq, 1, p.mix, p.scratch);
+        for (size_t row = 0; row < n; row += mla_mix_stride(&desc))
+            CHECK_MSG(memcmp(want + row, p.mix + row, desc.latent * sizeof *want) == 0, "case %zu",
+                      i);
+        free(want);
+        mix_free(&p);
+    }
 }
 
 static void sizes(void) {
@@ -358,6 +431,8 @@ static void sizes(void) {
 
 int main(void) {
     TEST(every_length_at_once);
+    TEST(wide_heads);
+    TEST(no_run);
     TEST(any_split);
     TEST(large_scores);
     TEST(one_key);
@@ -368,6 +443,7 @@ int main(void) {
     TEST(long_caches_neon);
     TEST(sequences_are_independent);
     TEST(bf16_dots);
+    TEST(runs_without_bf16_dots);
     TEST(sizes);
     return test_summary();
 }
