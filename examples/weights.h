@@ -8,7 +8,8 @@
  * Matrices stay in the mapped file, in their type: F32, F16, BF16, or quantised as the configuration
  * says (quantization.h). A module that it calls quantised may be stored plainly, as K3's router is;
  * the other way round is an error. Vectors become float32 when the model is opened. Every tensor
- * that the configuration calls for must be there in its type and shape; others are ignored.
+ * that the configuration calls for must be there in its type and shape; others are ignored. With tied
+ * embeddings the head is the embedding, unless one is stored.
  *
  * QUANTISED, in place of "<module>.weight" [rows][cols]:
  *     weight_packed      pack-quantized: I32 [rows][ceil(cols * bits / 32)], element i of a row at bit

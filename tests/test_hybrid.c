@@ -545,6 +545,41 @@ static void missing_keys_have_published_defaults(void) {
     free(text);
 }
 
+/* As every optional key of a published configuration, some of which are written so. */
+static void null_is_a_missing_key(void) {
+    size_t size;
+    for (size_t m = 0; m < N_MODELS; m++) {
+        char *text = read_file(models[m].directory, "config.json", &size);
+        for (size_t i = 0; i < COUNT(optional); i++) {
+            const char *dot = strchr(optional[i], '.');
+            char quoted[60];
+            snprintf(quoted, sizeof quoted, "\"%s\":", dot ? dot + 1 : optional[i]);
+            char *null = edit(text, optional[i], "null");
+            char *none = strstr(text, quoted) ? edit(text, optional[i], NULL) : NULL;
+            hybrid_config with, without;
+            error e = {""};
+            CHECK_MSG(parse(null, &with, &e), "%s: %s", optional[i], e.text);
+            CHECK(parse(none ? none : text, &without, &e));
+            CHECK_MSG(memcmp(&with, &without, sizeof with) == 0, "%s", optional[i]);
+            free(null), free(none);
+        }
+        free(text);
+    }
+}
+
+/* The published rule: from first_k_dense_replace on, each layer whose number, from 0, is a multiple of
+ * moe_layer_freq. */
+static void layers_with_experts(void) {
+    size_t size;
+    char *text = read_file(models[0].directory, "config.json", &size);
+    char *edited = edit(text, "moe_layer_freq", "3");
+    hybrid_config c;
+    error e;
+    CHECK(parse(edited, &c, &e));
+    for (size_t i = 0; i < 9; i++) CHECK(hybrid_is_moe(&c, i) == (i == 3 || i == 6));
+    free(edited), free(text);
+}
+
 /* The sizes published for the 48B: 40 MiB of states, and 576 numbers a token and MLA layer. */
 static void kimi_linear_48b_sizes(void) {
     static const char text[] =
@@ -568,6 +603,8 @@ static void kimi_linear_48b_sizes(void) {
     CHECK(sizes.windows == 20.0 * 3 * 3 * 4096 * 4);
     CHECK(sizes.latents == 1000.0 * 7 * 576 * 4);
     CHECK(sizes.full_attention == 1000.0 * 27 * 576 * 4);
+    sizes = hybrid_memory_sizes(&model, 1000, (linear_type)0); /* as of a session: F32 */
+    CHECK(sizes.latents == 1000.0 * 7 * 576 * 4);
     sizes = hybrid_memory_sizes(&model, 1000, LINEAR_BF16);
     CHECK(sizes.states == 40.0 * 1024 * 1024 && sizes.latents == 1000.0 * 7 * 576 * 2);
 }
@@ -676,6 +713,15 @@ static void copy_config(const char *from, const char *to) {
     char *text = read_file(from, "config.json", &size);
     write_file(to, "config.json", text, size);
     free(text);
+}
+
+/* Edits the configuration in a directory in place. */
+static void edit_config(const char *directory, const char *key, const char *value) {
+    size_t size;
+    char *text = read_file(directory, "config.json", &size);
+    char *edited = edit(text, key, value);
+    write_file(directory, "config.json", edited, strlen(edited));
+    free(edited), free(text);
 }
 
 /* Is the first tensor of its kind: no earlier name is the same but for numbers? */
@@ -794,6 +840,10 @@ static void quantised_layouts_are_checked(void) {
     write_file(directory, "model.safetensors", bytes, size);
     CHECK(!hybrid_open(&model, directory, &e));
     CHECK_MSG(strstr(e.text, "expected 128 and 64, found 128 and 65"), "%s", e.text);
+    bytes[at] = 64, bytes[at - 8] = 127;
+    write_file(directory, "model.safetensors", bytes, size);
+    CHECK(!hybrid_open(&model, directory, &e));
+    CHECK_MSG(strstr(e.text, "expected 128 and 64, found 127 and 64"), "%s", e.text);
     st_close(&c), free(bytes);
 }
 
@@ -836,6 +886,126 @@ static void layouts_are_those_of_the_configuration(void) {
     golden_free(&g);
 }
 
+/* ---- The same integers in other layouts ---- */
+
+/* A checkpoint whose tensors are of another one, or made here. */
+typedef struct remade {
+    st_checkpoint c;
+    st_tensor tensors[2048];
+    unsigned char *data; /* of those made, and their names; so far `used` */
+    size_t used;
+} remade;
+
+static unsigned char *take(remade *m, size_t bytes) {
+    unsigned char *part = m->data + m->used;
+    m->used += bytes;
+    if (m->used > (size_t)1 << 23) give_up("remade: too large");
+    return part;
+}
+
+static void add(remade *m, const st_tensor *tensor) {
+    if (m->c.count == COUNT(m->tensors)) give_up("remade: too many tensors");
+    m->tensors[m->c.count++] = *tensor;
+}
+
+/* A new tensor "<stem>.<suffix>", of zeros; cols 0: of one dimension. */
+static unsigned char *make(remade *m, const char *stem, const char *suffix, st_dtype dtype,
+                           size_t rows, size_t cols) {
+    st_tensor t;
+    memset(&t, 0, sizeof t);
+    char *name = (char *)take(m, strlen(stem) + strlen(suffix) + 2);
+    sprintf(name, "%s.%s", stem, suffix);
+    t.name = name, t.dtype = dtype, t.dims[0] = rows, t.dims[1] = cols, t.n_dims = cols ? 2 : 1;
+    t.elements = rows * (cols ? cols : 1), t.bytes = t.elements * st_dtype_size(dtype);
+    unsigned char *data = take(m, t.bytes);
+    t.data = data;
+    add(m, &t);
+    return data;
+}
+
+/* Integers of 8 bits in words: element i of a row, plus 128, at byte i. */
+static void make_packed(remade *m, const char *stem, const st_tensor *t) {
+    size_t rows = t->dims[0], cols = t->dims[1], words = (cols + 3) / 4;
+    unsigned char *packed = make(m, stem, "weight_packed", ST_I32, rows, words);
+    for (size_t i = 0; i < rows * cols; i++)
+        packed[i / cols * 4 * words + i % cols] = t->data[i] ^ 0x80;
+    unsigned char *shape = make(m, stem, "weight_shape", ST_I64, 2, 0);
+    shape[0] = (unsigned char)rows, shape[1] = (unsigned char)(rows >> 8);
+    shape[8] = (unsigned char)cols, shape[9] = (unsigned char)(cols >> 8);
+}
+
+/* Integers of a row all one more, or one less, as these have room for it, and that as their zero. */
+static void make_shifted(remade *m, const char *stem, const st_tensor *t) {
+    size_t rows = t->dims[0], cols = t->dims[1];
+    unsigned char *weight = make(m, stem, "weight", ST_I8, rows, cols);
+    unsigned char *zero = make(m, stem, "weight_zero_point", ST_I8, rows, 1);
+    for (size_t r = 0; r < rows; r++) {
+        const unsigned char *row = t->data + r * cols;
+        int shift = memchr(row, 127, cols) ? memchr(row, 128, cols) ? 0 : -1 : 1;
+        for (size_t i = 0; i < cols; i++) weight[r * cols + i] = (unsigned char)(row[i] + shift);
+        zero[r] = (unsigned char)shift;
+    }
+}
+
+/* kimi-linear-tiny-int8 with all integers in another layout. */
+static void write_integers(const char *directory, const char *key, const char *value,
+                           void (*make_matrix)(remade *m, const char *stem, const st_tensor *t)) {
+    rewrite as_they_are = {NULL, AS_IT_IS, (linear_type)0, false, 0};
+    st_checkpoint c = open_checkpoint(quantised[2]);
+    remade *m = (remade *)test_alloc(sizeof *m);
+    size_t n = 0;
+    m->data = (unsigned char *)test_alloc((size_t)1 << 23);
+    m->c.tensors = m->tensors;
+    for (size_t i = 0; i < st_count(&c); i++) {
+        const st_tensor *t = st_at(&c, i);
+        char stem[200];
+        if (t->dtype != ST_I8) {
+            add(m, t);
+            continue;
+        }
+        snprintf(stem, sizeof stem, "%.*s", (int)(strlen(t->name) - strlen(".weight")), t->name);
+        make_matrix(m, stem, t);
+        n++;
+    }
+    CHECK(n > 100);
+    write_checkpoint(directory, &m->c, as_they_are);
+    copy_config(quantised[2], directory);
+    edit_config(directory, key, value);
+    free(m->data), free(m);
+    st_close(&c);
+}
+
+static void integers_in_any_layout(void) {
+    char directory[300];
+    golden g = golden_open(quantised[2]);
+    float *want = logits_of(quantised[2], &g);
+    temporary("integers", directory);
+    write_integers(directory, "format", "\"pack-quantized\"", make_packed);
+    check_same_logits(directory, &g, want);
+    write_integers(directory, "symmetric", "false", make_shifted);
+    check_same_logits(directory, &g, want);
+    free(want);
+    golden_free(&g);
+}
+
+/* Zeros that are stored count, though a scheme that is called symmetric needs none. */
+static void symmetric_with_zeros(void) {
+    char directory[300];
+    size_t size;
+    golden g = golden_open(quantised[1]);
+    float *want = logits_of(quantised[1], &g);
+    char *file = read_file(quantised[1], "model.safetensors", &size);
+    temporary("symmetric", directory);
+    write_file(directory, "model.safetensors", file, size);
+    copy_config(quantised[1], directory);
+    edit_config(directory, "symmetric", "true");
+    check_same_logits(directory, &g, want);
+    free(want), free(file);
+    golden_free(&g);
+}
+
+/* ---- Other checkpoints ---- */
+
 /* Weights keep their values in any type that holds them, at any address. */
 static void weight_types_and_alignment(void) {
     char directory[300];
@@ -866,15 +1036,6 @@ static void weight_types_and_alignment(void) {
     }
 }
 
-/* Edits the configuration of kimi-linear-tiny in place. */
-static void edit_config(const char *directory, const char *key, const char *value) {
-    size_t size;
-    char *text = read_file(directory, "config.json", &size);
-    char *edited = edit(text, key, value);
-    write_file(directory, "config.json", edited, strlen(edited));
-    free(edited), free(text);
-}
-
 /* 32 numbers share a scale: 48 inputs of an expert are no whole groups. */
 static void mxfp4_has_whole_groups(void) {
     char directory[300];
@@ -893,7 +1054,7 @@ static void mxfp4_has_whole_groups(void) {
     free(file);
 }
 
-/* Tied: the head is the embedding, whether or not a head is stored too. */
+/* Tied: the head is the embedding, unless a head is stored too. */
 static void tied_embeddings(void) {
     char directory[300];
     golden g = golden_open(models[0].directory);
@@ -916,7 +1077,169 @@ static void tied_embeddings(void) {
     write_checkpoint(directory, &c, r);
     check_same_logits(directory, &g, want);
     free(want);
+
+    r.kind = AS_IT_IS;
+    write_checkpoint(directory, &c, r);
+    want = logits_of(models[0].directory, &g);
+    check_same_logits(directory, &g, want);
+    free(want);
+
+    /* One that is stored in a way that the configuration does not know is no reason to take the
+     * embedding. */
+    hybrid_model model;
+    error e = {""};
+    c.tensors[head - c.tensors].name = "lm_head.weight_packed";
+    write_checkpoint(directory, &c, r);
+    CHECK(!hybrid_open(&model, directory, &e));
+    CHECK_MSG(strstr(e.text, "tensor lm_head.weight_packed: expected weight, by "
+                             "quantization_config, found weight_packed"),
+              "%s", e.text);
     st_close(&c);
+    golden_free(&g);
+}
+
+/* A copy of a model but for a key of its configuration. */
+static hybrid_model open_with(const char *from, const char *name, const char *key,
+                              const char *value) {
+    char directory[300];
+    size_t size;
+    char *file = read_file(from, "model.safetensors", &size);
+    temporary(name, directory);
+    write_file(directory, "model.safetensors", file, size);
+    copy_config(from, directory);
+    edit_config(directory, key, value);
+    free(file);
+    return open_model(directory);
+}
+
+/* Logits of a model's first 20 golden tokens. */
+static float *logits_of_model(const hybrid_model *model, const golden *g, size_t block) {
+    reader r = open_reader(model, 20, block);
+    float *logits = test_floats(20 * g->vocab);
+    read_ids(&r, g->ids, 20, 20, logits, NULL);
+    close_reader(&r);
+    return logits;
+}
+
+/* Without a norm between them, twice the experts' weights and half of what leads up from their sum are
+ * the same, bit by bit: powers of two. With the norm, which undoes the first, they are not. */
+static void latent_experts_without_a_norm(void) {
+    golden g = golden_open(models[1].directory);
+    for (size_t norm = 0; norm < 2; norm++) {
+        hybrid_model model = open_with(models[1].directory, "latent", "latent_moe_use_norm",
+                                       norm ? "true" : "false");
+        size_t n = model.config.hidden_size * model.config.routed_hidden_size;
+        float *halves = test_floats(model.config.n_layers * n);
+        float *want = logits_of_model(&model, &g, 0);
+        model.config.routed_scaling_factor *= 2;
+        for (size_t i = 0; i < model.config.n_layers; i++) {
+            linear *up = &model.layers[i].moe.latent_up;
+            float *half = halves + i * n;
+            if (!hybrid_is_moe(&model.config, i)) continue;
+            CHECK(up->rows * up->cols == n && (model.layers[i].moe.latent_norm != NULL) == norm);
+            for (size_t row = 0; row < up->rows; row++)
+                linear_expand(up, row, 0, up->cols, half + row * up->cols);
+            for (size_t k = 0; k < n; k++) half[k] *= 0.5f;
+            *up = linear_plain(LINEAR_F32, up->rows, up->cols, half);
+        }
+        float *got = logits_of_model(&model, &g, 0);
+        CHECK((memcmp(got, want, 20 * g.vocab * sizeof *got) == 0) == (norm == 0));
+        free(want), free(got), free(halves);
+        hybrid_close(&model);
+    }
+    golden_free(&g);
+}
+
+/* Shared experts that give zeros are as good as none. */
+static void no_shared_experts(void) {
+    golden g = golden_open(models[0].directory);
+    hybrid_model with = open_model(models[0].directory);
+    hybrid_model without = open_with(models[0].directory, "unshared", "num_shared_experts", "0");
+    unsigned char *zeros = (unsigned char *)test_alloc(64 * 32 * 2);
+    for (size_t i = 0; i < with.config.n_layers; i++) {
+        linear *down = &with.layers[i].moe.shared.down;
+        CHECK(!without.layers[i].moe.shared.gate.type);
+        CHECK(linear_bytes(down) == (hybrid_is_moe(&with.config, i) ? 64 * 32 * 2 : 0));
+        down->data = zeros;
+    }
+    float *want = logits_of_model(&with, &g, 0), *got = logits_of_model(&without, &g, 0);
+    CHECK(memcmp(got, want, 20 * g.vocab * sizeof *got) == 0);
+    free(want), free(got), free(zeros);
+    hybrid_close(&with), hybrid_close(&without);
+    golden_free(&g);
+}
+
+/* Many different experts in one block, each several times: the bits of small blocks. */
+static void many_experts(void) {
+    enum { EXPERTS = 48, TOKENS = 70 };
+    golden g = golden_open(models[0].directory);
+    hybrid_model model = open_model(models[0].directory);
+    hybrid_glu *experts =
+        (hybrid_glu *)test_alloc(model.config.n_layers * EXPERTS * sizeof *experts);
+    float *router = test_floats(EXPERTS * 64), *bias = test_floats(EXPERTS), *logits[2];
+    size_t stored = model.config.num_experts, chosen = 0;
+    bool seen[EXPERTS] = {false};
+    hybrid_want nothing = {0};
+    error e;
+    test_fill_normal(router, EXPERTS * 64);
+    model.config.num_experts = EXPERTS;
+    for (size_t i = model.config.first_k_dense_replace; i < model.config.n_layers; i++) {
+        hybrid_moe *moe = &model.layers[i].moe;
+        for (size_t k = 0; k < EXPERTS; k++) experts[i * EXPERTS + k] = moe->experts[k % stored];
+        moe->experts = experts + i * EXPERTS, moe->bias = bias;
+        moe->router = linear_plain(LINEAR_F32, EXPERTS, 64, router);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        reader r = open_reader(&model, TOKENS, i ? 250 : HYBRID_MIN_BLOCK);
+        logits[i] = test_floats(TOKENS * g.vocab);
+        if (i) { /* with no logits, the last layer's choice stays in the scratch */
+            CHECK(hybrid_forward(&r.work, &r.session, g.ids, TOKENS, &nothing, &e));
+            for (size_t k = 0; k < TOKENS * 3; k++) seen[r.work.scratch.ffn.chosen[k]] = true;
+            CHECK(hybrid_session_reset(&r.session, &e));
+        }
+        read_ids(&r, g.ids, TOKENS, TOKENS, logits[i], NULL);
+        close_reader(&r);
+    }
+    for (size_t k = 0; k < EXPERTS; k++) chosen += seen[k];
+    CHECK_MSG(chosen > 40, "%zu experts", chosen);
+    CHECK(memcmp(logits[0], logits[1], TOKENS * g.vocab * sizeof *logits[0]) == 0);
+    free(logits[0]), free(logits[1]), free(experts), free(router), free(bias);
+    hybrid_close(&model);
+    golden_free(&g);
+}
+
+/* Heads of more rows than are applied at once: each logit against its row in float64. */
+static void large_vocabularies(void) {
+    static const size_t sizes[] = {4095, 4096, 4097, 9000};
+    enum { TOKENS = 3, HIDDEN = 64 };
+    golden g = golden_open(models[0].directory);
+    hybrid_model model = open_model(models[0].directory);
+    size_t layers = model.config.n_layers + 1;
+    float *head = test_floats((size_t)9000 * HIDDEN), *hidden = test_floats(layers * TOKENS * HIDDEN);
+    test_fill_normal(head, (size_t)9000 * HIDDEN);
+    for (size_t i = 0; i < COUNT(sizes); i++) {
+        size_t vocab = model.config.vocab_size = sizes[i];
+        float *logits = test_floats(TOKENS * vocab);
+        double *want = (double *)test_alloc(TOKENS * vocab * sizeof *want);
+        model.head = linear_plain(LINEAR_F32, vocab, HIDDEN, head);
+        reader r = open_reader(&model, TOKENS, 0);
+        read_ids(&r, g.ids, TOKENS, TOKENS, logits, hidden);
+        for (size_t t = 0; t < TOKENS; t++) {
+            const float *x = hidden + ((layers - 1) * TOKENS + t) * HIDDEN;
+            double squares = 0;
+            for (size_t k = 0; k < HIDDEN; k++) squares += (double)x[k] * (double)x[k];
+            double scale = 1 / sqrt(squares / HIDDEN + (double)model.config.rms_norm_eps);
+            for (size_t v = 0; v < vocab; v++)
+                for (size_t k = 0; k < HIDDEN; k++)
+                    want[t * vocab + v] += (double)head[v * HIDDEN + k] * (double)x[k] * scale *
+                                           (double)model.norm[k];
+        }
+        CHECK_AT_MOST("logits", test_relative_l2(logits, want, TOKENS * vocab), 1e-6);
+        free(logits), free(want);
+        close_reader(&r);
+    }
+    free(head), free(hidden);
+    hybrid_close(&model);
     golden_free(&g);
 }
 
@@ -1082,13 +1405,21 @@ int main(void) {
     TEST(a_configuration_is_an_object);
     TEST(ranges_and_contradictions);
     TEST(missing_keys_have_published_defaults);
+    TEST(null_is_a_missing_key);
+    TEST(layers_with_experts);
     TEST(kimi_linear_48b_sizes);
     TEST(each_tensor_is_checked);
     TEST(quantised_layouts_are_checked);
     TEST(layouts_are_those_of_the_configuration);
+    TEST(integers_in_any_layout);
+    TEST(symmetric_with_zeros);
     TEST(weight_types_and_alignment);
     TEST(mxfp4_has_whole_groups);
     TEST(tied_embeddings);
+    TEST(latent_experts_without_a_norm);
+    TEST(no_shared_experts);
+    TEST(many_experts);
+    TEST(large_vocabularies);
     TEST(one_layer_and_extra_tensors);
     TEST(truncated_files_are_refused);
     TEST(A_log_shapes);

@@ -52,6 +52,45 @@ static void filled_sessions(void) {
     hybrid_close(&model);
 }
 
+/* The configuration of kimi-linear-tiny with other values of some keys, and no weights: what sizes and
+ * sessions are made from. */
+static hybrid_model shape_of(const char *const (*keys)[2], size_t n) {
+    size_t size;
+    char *text = read_file(models[0].directory, "config.json", &size);
+    hybrid_model model;
+    error e;
+    memset(&model, 0, sizeof model);
+    for (size_t i = 0; i < n; i++) {
+        char *edited = edit(text, keys[i][0], keys[i][1]);
+        free(text);
+        text = edited;
+    }
+    if (!hybrid_config_parse(&model.config, "shape", text, strlen(text), &e)) give_up(e.text);
+    free(text);
+    return model;
+}
+
+/* All numbers of the tokens that a session is filled with, in a cache of any width, and no other. */
+static void filled_caches(void) {
+    static const char *const ranks[][2] = {
+        {"kv_lora_rank", "56"}, {"kv_lora_rank", "57"}, {"kv_lora_rank", "125"}};
+    enum { CAPACITY = 5, FILLED = 3 };
+    for (size_t i = 0; i < COUNT(ranks); i++) {
+        hybrid_model model = shape_of(&ranks[i], 1);
+        hybrid_session session = open_session(&model, CAPACITY, LINEAR_F32, 0);
+        size_t layer = 0, width = model.config.kv_lora_rank + model.config.qk_rope_head_dim;
+        error e;
+        while (model.config.is_kda[layer]) layer++;
+        float *latents = (float *)session.layers[layer].latents;
+        memset(latents, 0xff, CAPACITY * width * sizeof *latents); /* NaN */
+        CHECK(hybrid_session_fill(&session, FILLED, 1, &e));
+        for (size_t k = 0; k < CAPACITY * width; k++)
+            CHECK(k < FILLED * width ? fabsf(latents[k]) <= 1.7f && latents[k] != 0
+                                     : isnan(latents[k]));
+        hybrid_session_close(&session);
+    }
+}
+
 /* ==== Blocks and threads ==== */
 
 static void pieces_keep_the_way_of_their_call(void) {
@@ -215,6 +254,36 @@ static void a_batch_gives_the_bits_of_each_alone(void) {
     parallel_close(&pool);
 }
 
+/* Weights of the mixtures that one session of a batch wants: those that it has alone. */
+static void depth_of_one_session_of_a_batch(void) {
+    enum { N = 7 };
+    golden g = golden_open(models[1].directory);
+    hybrid_model model = open_model(models[1].directory);
+    hybrid_workspace work = open_workspace(&model, 20, 0, NULL);
+    hybrid_session alone = open_session(&model, 20, LINEAR_F32, 0), sessions[3];
+    size_t stride = N * hybrid_depth_sources(&model.config);
+    size_t n = (2 * model.config.n_layers + 1) * stride;
+    float *want = test_floats(n), *got = test_floats(n);
+    hybrid_want depth = {NULL, NULL, NULL, 0, want, stride}, nothing = {0};
+    hybrid_item items[3];
+    error e;
+    CHECK(hybrid_forward(&work, &alone, g.ids, N, &depth, &e));
+    depth.depth = got;
+    for (size_t i = 0; i < 3; i++) {
+        hybrid_item item = {&sessions[i], g.ids + (i + 2) % 3, N, i == 1 ? depth : nothing};
+        sessions[i] = open_session(&model, 20, LINEAR_F32, 0);
+        items[i] = item;
+    }
+    CHECK_MSG(hybrid_forward_batch(&work, items, 3, &e), "%s", e.text);
+    CHECK(same_floats(got, want, n));
+    for (size_t i = 0; i < 3; i++) hybrid_session_close(&sessions[i]);
+    free(want), free(got);
+    hybrid_session_close(&alone);
+    hybrid_workspace_close(&work);
+    hybrid_close(&model);
+    golden_free(&g);
+}
+
 /* A call of three items, the last of them bad: refused, and nobody has read anything. */
 static void check_batch_refused(hybrid_workspace *work, hybrid_session *a, hybrid_session *b,
                                 hybrid_item bad, const char *part) {
@@ -251,6 +320,8 @@ static void bad_batches_are_refused(void) {
     check_batch_refused(&work, &a, &b, bad, "found 256");
     bad.ids = (const uint32_t[]){1, 2, 3}, bad.n = 3;
     check_batch_refused(&work, &a, &b, bad, "room for 2");
+    bad.n = 2; /* which is sound, and one before it is not */
+    check_batch_refused(&work, &a, &a, bad, "found one twice");
     hybrid_session_close(&a), hybrid_session_close(&b), hybrid_session_close(&c);
     hybrid_session_close(&larger), hybrid_session_close(&half), hybrid_session_close(&foreign);
     hybrid_workspace_close(&work);
@@ -289,6 +360,35 @@ static void sizes_are_known(void) {
     CHECK(!hybrid_workspace_open(&work, &model, &how, &e) && !work.memory);
     CHECK_MSG(strstr(e.text, kda_isa_name(how.run.isa)), "%s", e.text);
     hybrid_close(&model);
+}
+
+/* A workspace has room for the widest that a token goes through, whichever that is, and there is none
+ * whose bytes cannot be addressed. */
+static void workspaces_grow_with_their_block(void) {
+    static const struct {
+        const char *key, *value;
+        size_t numbers; /* that its widest part holds of each token */
+    } cases[] = {{"linear_attn_config.num_heads", "64", (size_t)5 * 64 * 32},
+                 {"vocab_size", "4000", 4000},
+                 {"vocab_size", "100000", 4096}, /* of the head some rows at a time */
+                 {"intermediate_size", "9000", 2 * 9000},
+                 {"moe_intermediate_size", "9000", 2 * 9000},
+                 {"num_shared_experts", "300", (size_t)2 * 300 * 32}};
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const char *const keys[][2] = {{cases[i].key, cases[i].value},
+                                       {"num_attention_heads", "1"},
+                                       {"num_key_value_heads", "1"}};
+        hybrid_model model = shape_of(keys, COUNT(keys));
+        hybrid_workspace_options how = {(size_t)1 << 20, 1, {KDA_ISA_AUTO, NULL, false}};
+        size_t one = hybrid_workspace_bytes(&model, &how);
+        how.block *= 2;
+        size_t token = (hybrid_workspace_bytes(&model, &how) - one) >> 20;
+        CHECK_MSG(token > 4 * cases[i].numbers, "%s: %zu bytes", cases[i].key, token);
+        how.block = PTRDIFF_MAX / token / 16 * 15;
+        CHECK_MSG(hybrid_workspace_bytes(&model, &how) / token >= how.block, "%s", cases[i].key);
+        how.block = PTRDIFF_MAX / token / 16 * 17;
+        CHECK_MSG(hybrid_workspace_bytes(&model, &how) == 0, "%s", cases[i].key);
+    }
 }
 
 static int by_size(const void *a, const void *b) {
@@ -396,27 +496,28 @@ static void drafts_give_the_bits_of_single_tokens(void) {
 
 /* Several sessions verify together; a draft that is not committed leaves nothing behind. */
 static void drafts_in_a_batch(void) {
+    enum { READ = 15, MOST = 12 };
     golden g = golden_open(models[1].directory);
     hybrid_model model = open_model(models[1].directory);
     hybrid_workspace work = open_workspace(&model, g.n, HYBRID_MIN_BLOCK, NULL);
     hybrid_session serial = open_session(&model, g.n, LINEAR_F32, 0), sessions[4];
-    float *want = test_floats(24 * g.vocab), *got = test_floats(4 * 9 * g.vocab);
+    float *want = test_floats((READ + MOST) * g.vocab), *got = test_floats(4 * MOST * g.vocab);
+    float *unseen = test_floats(READ * g.vocab);
     hybrid_item items[4];
     error e;
     memset(items, 0, sizeof items);
-    forward(&work, &serial, g.ids, 15, 15, want, NULL);
-    forward(&work, &serial, g.ids + 15, 9, 1, want + 15 * g.vocab, NULL);
-    for (size_t i = 0; i < 4; i++) { /* drafts of 9, 8, 7, 6 in blocks of 32: two blocks */
-        float *first = got + i * 9 * g.vocab;
-        sessions[i] = open_session(&model, g.n, LINEAR_F32, 9);
-        forward(&work, &sessions[i], g.ids, 15, 15, got, NULL); /* which are not looked at */
-        items[i].session = &sessions[i], items[i].ids = g.ids + 15, items[i].n = 9 - i;
-        items[i].want.logits = first;
+    forward(&work, &serial, g.ids, READ, READ, want, NULL);
+    forward(&work, &serial, g.ids + READ, MOST, 1, want + READ * g.vocab, NULL);
+    for (size_t i = 0; i < 4; i++) { /* drafts of 12, 11, 10, 9 in blocks of 32: two blocks */
+        sessions[i] = open_session(&model, g.n, LINEAR_F32, MOST);
+        forward(&work, &sessions[i], g.ids, READ, READ, unseen, NULL);
+        items[i].session = &sessions[i], items[i].ids = g.ids + READ, items[i].n = MOST - i;
+        items[i].want.logits = got + i * MOST * g.vocab;
     }
     for (size_t pass = 0; pass < 2; pass++) { /* the first draft is forgotten */
         CHECK_MSG(hybrid_verify_batch(&work, items, 4, &e), "%s", e.text);
         for (size_t i = 0; i < 4; i++)
-            CHECK(same_floats(items[i].want.logits, want + 15 * g.vocab, (9 - i) * g.vocab));
+            CHECK(same_floats(items[i].want.logits, want + READ * g.vocab, items[i].n * g.vocab));
     }
     for (size_t i = 0; i < 4; i++) {
         hybrid_want last = {NULL, got, NULL, 0, NULL, 0};
@@ -426,7 +527,7 @@ static void drafts_in_a_batch(void) {
         CHECK(!hybrid_commit(&work, &sessions[i], 1, &e)); /* that token dropped the draft */
         hybrid_session_close(&sessions[i]);
     }
-    free(want), free(got);
+    free(want), free(got), free(unseen);
     hybrid_session_close(&serial);
     hybrid_workspace_close(&work);
     hybrid_close(&model);
@@ -471,6 +572,74 @@ static void a_commit_is_of_one_model(void) {
     hybrid_session_close(&session);
     close_reader(&r);
     hybrid_close(&model), hybrid_close(&other);
+}
+
+/* ==== What a library refuses ==== */
+
+static bool begins_with(const char *text, const char *start) {
+    return strncmp(text, start, strlen(start)) == 0;
+}
+
+/* Some tokens are refused by a sentence that names the library's call. */
+static void check_forward_fails(hybrid_workspace *work, hybrid_session *session, const char *call) {
+    static const uint32_t ids[3] = {1, 2, 3};
+    float *logits = test_floats(3 * session->model->config.vocab_size);
+    hybrid_want want = {0};
+    error e = {""};
+    want.logits = logits;
+    CHECK_MSG(!hybrid_forward(work, session, ids, 3, &want, &e) && begins_with(e.text, call),
+              "%s: \"%s\"", call, e.text);
+    free(logits);
+}
+
+/* A session with a state where no float may be. */
+static void refusals_of_kda_are_handed_on(void) {
+    static const uint32_t ids[3] = {1, 2, 3};
+    hybrid_model model = open_model(models[0].directory);
+    hybrid_workspace work = open_workspace(&model, 9, 0, NULL);
+    hybrid_session session = open_session(&model, 9, LINEAR_F32, 3);
+    hybrid_want want = {0};
+    error e = {""};
+    CHECK(hybrid_verify(&work, &session, ids, 3, &want, &e));
+    void *state = session.layers[1].state;
+    session.layers[1].state = (unsigned char *)state + 1;
+    CHECK(!hybrid_commit(&work, &session, 3, &e) && session.n_draft == 3);
+    CHECK_MSG(begins_with(e.text, "kda_layer_commit: "), "%s", e.text);
+    CHECK(!hybrid_verify(&work, &session, ids, 3, &want, &e));
+    CHECK_MSG(begins_with(e.text, "kda_layer_verify: "), "%s", e.text);
+    check_forward_fails(&work, &session, "kda_layer: ");
+    CHECK(session.n_tokens == 0);
+    CHECK(!hybrid_session_reset(&session, &e));
+    CHECK_MSG(begins_with(e.text, "kda_state_clear: "), "%s", e.text);
+    session.layers[1].state = state;
+    CHECK(hybrid_session_reset(&session, &e) &&
+          hybrid_forward(&work, &session, ids, 3, &want, &e) && session.n_tokens == 3);
+    hybrid_session_close(&session);
+    hybrid_workspace_close(&work);
+    hybrid_close(&model);
+}
+
+/* A model without one of its queries, and a workspace with an instruction set that is not there. */
+static void refusals_of_attnres_are_handed_on(void) {
+    hybrid_model model = open_model(models[1].directory);
+    hybrid_workspace work = open_workspace(&model, 9, 0, NULL);
+    hybrid_session session = open_session(&model, 9, LINEAR_F32, 0);
+    const float **queries[] = {&model.layers[1].attention_query, &model.layers[1].ffn_query,
+                               &model.output_query};
+    error e;
+    for (size_t i = 0; i < COUNT(queries); i++) {
+        const float *query = *queries[i];
+        *queries[i] = NULL;
+        check_forward_fails(&work, &session, "attnres_bank_read: ");
+        *queries[i] = query;
+        CHECK(hybrid_session_reset(&session, &e));
+    }
+    work.depth.isa =
+        attnres_isa_is_available(ATTNRES_ISA_NEON) ? ATTNRES_ISA_AVX2 : ATTNRES_ISA_NEON;
+    check_forward_fails(&work, &session, "attnres_bank_start: ");
+    hybrid_session_close(&session);
+    hybrid_workspace_close(&work);
+    hybrid_close(&model);
 }
 
 /* ==== Files ==== */
@@ -622,6 +791,7 @@ static void other_sessions_are_refused_by_name(void) {
         check_header_refused(&s, 16 + 8 * i, UINT64_MAX, 8, names[i]);
     }
     check_header_refused(&s, 72, LINEAR_BF16, 8, "type of the cache: expected f32, found bf16");
+    check_header_refused(&s, 72, 99, 8, "type of the cache: expected f32, found unknown");
     check_header_refused(&s, 80, 1, 8, "session of this model");
     check_header_refused(&s, 88, 17, 8, "at most the session's 16 tokens, found 17");
     check_header_refused(&s, 88, UINT64_MAX, 8, "found 18446744073709551615");
@@ -745,14 +915,19 @@ int main(void) {
     TEST(blocks_change_no_bit);
     TEST(threads_change_no_bit);
     TEST(a_batch_gives_the_bits_of_each_alone);
+    TEST(depth_of_one_session_of_a_batch);
     TEST(bad_batches_are_refused);
     TEST(sizes_are_known);
+    TEST(workspaces_grow_with_their_block);
     TEST(filled_sessions);
+    TEST(filled_caches);
     TEST(caches_of_16_bits_stay_near);
     TEST(drafts_give_the_bits_of_single_tokens);
     TEST(drafts_in_a_batch);
     TEST(bad_drafts_are_refused);
     TEST(a_commit_is_of_one_model);
+    TEST(refusals_of_kda_are_handed_on);
+    TEST(refusals_of_attnres_are_handed_on);
     TEST(a_loaded_session_goes_on);
     TEST(damaged_files_are_refused);
     TEST(other_sessions_are_refused_by_name);
