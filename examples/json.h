@@ -794,7 +794,7 @@ static bool jsoni_magnitude(const json_value *value, bool *negative, uint64_t *m
     *negative = d.negative;
     *magnitude = 0;
     if (d.count == 0) return true;
-    if (d.exponent < 0 || d.exponent > 20 || d.count > 20) return false;
+    if (d.exponent < 0 || d.exponent > 20) return false;
     size_t places = d.count + (size_t)d.exponent;
     for (size_t i = 0; i < places; i++) {
         unsigned digit = i < d.count ? (unsigned)(d.digits[i] - '0') : 0;
