@@ -304,9 +304,21 @@ static void compares_whole_names(void) {
     CHECK(json_find(object, "a\0b", 3) == 3 && json_find(object, "a\0", 2) == JSON_NOT_FOUND);
     CHECK(json_find(object, "\0", 1) == 5);
     size_t length = 0;
-    CHECK(json_member_name(object, json_count(object), &length) == NULL && length == 0);
     CHECK(json_member_name(object, 3, NULL) == NULL); /* would be read as "a" */
     CHECK(memcmp(json_member_name(object, 3, &length), "a\0b", 4) == 0 && length == 3);
+    json_free(&document);
+}
+
+/* Past the last there is none, whatever lies behind it: here, the members of the object around it. */
+static void ends_with_the_last_member(void) {
+    json document;
+    error e;
+    size_t length = 77;
+    CHECK(parse(&document, "{\"inner\":{\"a\":1},\"b\":2}", &e));
+    const json_value *inner = json_member(json_root(&document), "inner");
+    CHECK(strcmp(json_member_name(inner, 0, NULL), "a") == 0);
+    for (size_t i = 1; i < 4; i++)
+        CHECK(!json_member_name(inner, i, &length) && !json_item(inner, i) && length == 77);
     json_free(&document);
 }
 
@@ -792,6 +804,7 @@ int main(void) {
     TEST(refuses_duplicate_names);
     TEST(finds_members_in_objects_of_any_size);
     TEST(compares_whole_names);
+    TEST(ends_with_the_last_member);
     TEST(keeps_lengths_of_strings);
     TEST(reads_kinds_in_order);
     TEST(treats_null_as_nothing);
