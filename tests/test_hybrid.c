@@ -1215,7 +1215,8 @@ static void large_vocabularies(void) {
     golden g = golden_open(models[0].directory);
     hybrid_model model = open_model(models[0].directory);
     size_t layers = model.config.n_layers + 1;
-    float *head = test_floats((size_t)9000 * HIDDEN), *hidden = test_floats(layers * TOKENS * HIDDEN);
+    float *head = test_floats((size_t)9000 * HIDDEN);
+    float *hidden = test_floats(layers * TOKENS * HIDDEN);
     test_fill_normal(head, (size_t)9000 * HIDDEN);
     for (size_t i = 0; i < COUNT(sizes); i++) {
         size_t vocab = model.config.vocab_size = sizes[i];
@@ -1230,9 +1231,10 @@ static void large_vocabularies(void) {
             for (size_t k = 0; k < HIDDEN; k++) squares += (double)x[k] * (double)x[k];
             double scale = 1 / sqrt(squares / HIDDEN + (double)model.config.rms_norm_eps);
             for (size_t v = 0; v < vocab; v++)
-                for (size_t k = 0; k < HIDDEN; k++)
-                    want[t * vocab + v] += (double)head[v * HIDDEN + k] * (double)x[k] * scale *
-                                           (double)model.norm[k];
+                for (size_t k = 0; k < HIDDEN; k++) {
+                    double normed = (double)x[k] * scale * (double)model.norm[k];
+                    want[t * vocab + v] += (double)head[v * HIDDEN + k] * normed;
+                }
         }
         CHECK_AT_MOST("logits", test_relative_l2(logits, want, TOKENS * vocab), 1e-6);
         free(logits), free(want);

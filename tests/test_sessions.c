@@ -375,7 +375,8 @@ static void workspaces_grow_with_their_block(void) {
                  {"moe_intermediate_size", "9000", 2 * 9000},
                  {"num_shared_experts", "300", (size_t)2 * 300 * 32}};
     for (size_t i = 0; i < COUNT(cases); i++) {
-        const char *const keys[][2] = {{cases[i].key, cases[i].value},
+        const char *const keys[][2] = {{"num_shared_experts", "0"},
+                                       {cases[i].key, cases[i].value},
                                        {"num_attention_heads", "1"},
                                        {"num_key_value_heads", "1"}};
         hybrid_model model = shape_of(keys, COUNT(keys));
