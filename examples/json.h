@@ -867,6 +867,9 @@ bool json_is_there(const char *path) {
     errno = 0;
     FILE *file = fopen(path, "rb");
     if (file) fclose(file);
+#ifdef ENOTDIR /* which C alone does not name */
+    if (errno == ENOTDIR) return false;
+#endif
     return file || errno != ENOENT;
 }
 
