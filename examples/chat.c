@@ -104,10 +104,10 @@ static bool parse_arguments(options *o, int argc, char **argv, error *e) {
 
 /* SIGINT is blocked, in the pool's threads too, but where the program asks for it: between the
  * tokens of an answer, and while it waits for input. So none comes in between and is lost. */
-static volatile sig_atomic_t interrupts; /* since the last line of input; more than 2 count as 2 */
+static volatile sig_atomic_t interrupts; /* since the last line of input */
 
 static void on_interrupt(int number) {
-    if (interrupts < 2) interrupts++;
+    interrupts++;
 #if !OUTPUT_POSIX
     signal(number, on_interrupt); /* standard C may forget the handler */
 #else
@@ -357,7 +357,7 @@ static bool write_tokens(const chat *c, output *out, error *e) {
 
 static bool tokens_path(char *path, size_t size, const char *name, error *e) {
     int n = snprintf(path, size, "%s.tokens", name);
-    return (n > 0 && (size_t)n < size) || error_set(e, "%.60s...: expected a shorter path", name);
+    return (size_t)n < size || error_set(e, "%.60s...: expected a shorter path", name);
 }
 
 /* What there is to fail comes before either file has its name: no session stands beside the tokens
@@ -380,6 +380,10 @@ static bool check_saved(const chat *c, const char *name, const char *path, const
     if (ids->n != n)
         return error_set(e, "%s: expected the %zu tokens of the session, found %zu", path, n,
                          ids->n);
+    for (size_t i = 0, vocab = c->model.config.vocab_size; i < n; i++)
+        if (ids->ids[i] >= vocab)
+            return error_set(e, "%s: token %zu: expected an id below vocab_size %zu, found %lu",
+                             path, i + 1, vocab, (unsigned long)ids->ids[i]);
     if (n > 0 && ids->ids[n - 1] != c->format.end)
         return error_set(e, "%s: expected the end of a message, %lu, as the last token, found %lu",
                          path, (unsigned long)c->format.end, (unsigned long)ids->ids[n - 1]);
@@ -398,9 +402,9 @@ static bool load(chat *c, const char *name, error *e) {
         c->ids = ids, ids = old;
         sampler_forget(&c->sampling);
         sampler_read(&c->sampling, c->ids.ids, c->ids.n);
-    } else if (c->session.n_tokens != before) { /* the file changed while it was read */
-        forget(c, &unused);
     }
+    /* The file changed while it was read. */
+    if (!ok && c->session.n_tokens != before) forget(c, &unused);
     free(ids.ids);
     return ok;
 }

@@ -201,9 +201,10 @@ static double seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+/* a times b numbers of that size; none of the three is 0. */
 static bool allocate(run *r, void **memory, size_t a, size_t b, size_t size, error *e) {
     size_t most = SIZE_MAX / 2 / size;
-    *memory = b > 0 && a <= most / b ? malloc(a * b * size) : NULL;
+    *memory = a <= most / b ? malloc(a * b * size) : NULL;
     if (!*memory) return error_set(e, "no memory for %zu times %zu numbers", a, b);
     r->other_bytes += a * b * size;
     return true;
@@ -447,6 +448,12 @@ static void report(const run *r) {
             sizes.latents, n, sizes.full_attention);
 }
 
+static bool show_depth(const run *r, error *e) {
+    depth_report report = {&r->model.config, r->input.n, r->hidden, r->depth};
+    if (!depth_print(&report, e)) return false;
+    return !r->o->depth_svg || depth_draw(&report, r->o->depth_svg, e);
+}
+
 static bool run_all(run *r, error *e) {
     const hybrid_config *c = &r->model.config;
     if (r->o->plan) return print_plan(r, e);
@@ -454,18 +461,16 @@ static bool run_all(run *r, error *e) {
     if (r->o->logits && !output_open(&r->out, r->o->logits, e)) return false;
     announce(r);
     bool ok = feed(r, e);
-    if (r->o->logits && !output_close(&r->out, ok, e)) return false;
-    if (r->o->dump && ok)
-        ok = write_hidden(r->o->dump, r->hidden, c->n_layers + 1, r->input.n, c->hidden_size, e);
-    if (r->o->show_depth && ok) {
-        depth_report report = {c, r->input.n, r->hidden, r->depth};
-        ok = depth_print(&report, e) &&
-             (!r->o->depth_svg || depth_draw(&report, r->o->depth_svg, e));
-    }
-    ok = ok && generate(r, e);
-    if (r->o->save) ok = ok && hybrid_session_save(&r->session, r->o->save, e);
-    if (ok) report(r);
-    return ok;
+    if (r->o->logits) ok = output_close(&r->out, ok, e);
+    if (!ok) return false;
+    if (r->o->dump &&
+        !write_hidden(r->o->dump, r->hidden, c->n_layers + 1, r->input.n, c->hidden_size, e))
+        return false;
+    if (r->o->show_depth && !show_depth(r, e)) return false;
+    if (!generate(r, e)) return false;
+    if (r->o->save && !hybrid_session_save(&r->session, r->o->save, e)) return false;
+    report(r);
+    return true;
 }
 
 static void release(run *r) {

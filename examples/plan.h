@@ -14,8 +14,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Types of matrices, by linear_type; above those that there are. */
-#define PLAN_TYPES 32
+/* Types of matrices, by linear_type. */
+#define PLAN_TYPES (LINEAR_UINT4 + 1)
 
 typedef struct plan_weights {
     double matrices[PLAN_TYPES]; /* bytes in the files, by linear_type */
@@ -87,7 +87,7 @@ static void plani_each_expert(const hybrid_model *model, size_t layer, plani_vis
 
 static void plani_add_type(void *context, const linear *w) {
     plan_weights *weights = (plan_weights *)context;
-    if ((size_t)w->type < PLAN_TYPES) weights->matrices[w->type] += (double)linear_bytes(w);
+    weights->matrices[w->type] += (double)linear_bytes(w);
 }
 
 static void plani_add_bytes(void *context, const linear *w) {
@@ -151,7 +151,7 @@ static inline double plan_available_memory(void) {
     if (kilobytes > 0) return kilobytes * 1024;
 #if PARALLEL_POSIX && defined(_SC_PHYS_PAGES)
     double pages = (double)sysconf(_SC_PHYS_PAGES), page = (double)sysconf(_SC_PAGESIZE);
-    if (pages > 0 && page > 0) return pages * page;
+    if (pages > 0) return pages * page;
 #endif
     return 0;
 }

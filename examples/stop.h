@@ -55,7 +55,7 @@ static bool stopi_read_file(const char *directory, const char *name, token_list 
     size_t length;
     json document;
     int n = snprintf(path, sizeof path, "%s/%s", directory, name);
-    if (n < 0 || (size_t)n >= sizeof path)
+    if ((size_t)n >= sizeof path)
         return error_set(e, "%.60s...: expected a shorter path", directory);
     if (!json_is_there(path)) return true;
     if (!json_read_file(path, STOPI_FILE_LIMIT, &text, &length, e)) return false;

