@@ -18,6 +18,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #define TURNS "WORK/../chat-turns "
@@ -141,13 +142,15 @@ enum { CHAIN_RANKS = 258, CHAIN_END = 260, CHAIN_VOCABULARY = 576, WIDTH = 64 };
 static const unsigned said[N_SAID] = {263, 'Z', 262, 256, 'Y', 261, 257, 'W', 520};
 
 /* What follows what, and how much it is wanted. What is heard last before an answer, <|sep|>, is
- * followed by the first of three that has not been said, if there is a penalty for that. */
+ * followed by the first of three that has not been said, if there is a penalty for that; and a tag
+ * that opens is another response after a thought, another thought in a response. */
 static const struct {
     int from;
     unsigned to;
     float logit;
-} chain[] = {{HEARD, 'Z', 1},    {HEARD, 'Y', .875f}, {HEARD, 'W', .75f},      {THOUGHT, 262, 1},
-             {CLOSING, 256, 1},  {THINK, 263, 1},     {BETWEEN, 261, 1},       {OPENING, 257, 1},
+} chain[] = {{HEARD, 'Z', 1},    {HEARD, 'Y', .875f}, {HEARD, 'W', .75f},
+             {THOUGHT, 262, 1},  {CLOSING, 256, 1},   {THINK, 263, 1},
+             {BETWEEN, 261, 1},  {OPENING, 257, 1},   {OPENING, 256, 1.5f},
              {RESPONSE, 263, 1}, {SAID, 520, 1},      {TEXTLESS, CHAIN_END, 1}};
 
 static void put_bf16(unsigned char *rows, size_t row, size_t col, float value) {
@@ -415,6 +418,51 @@ static void answers_have_parts(void) {
     tokenizer_close(&t);
 }
 
+/* A name may be long, and tags may be many: one that is cut is closed as it is kept, one too deep is
+ * not followed. What has no text, or is NUL, is no part of a name. */
+static void tags_beyond_what_is_kept(void) {
+    static const char name[] = "a-name-of-thirty-one-bytes-4567";
+    static const char *const cut[] = {"no",      "<|close|>", "think",     "<|sep|>",  "<|open|>",
+                                      name,      "and more",  "<|sep|>",   "<|open|>", "response",
+                                      "<|sep|>", "said",      "<|close|>", name,       "and other",
+                                      "<|sep|>", "unsaid",    NULL};
+    static const char *const cut_rest[] = {"<|close|>", "message", "<|sep|>", "<|end_of_msg|>",
+                                           NULL};
+    static const char *const deep_rest[] = {
+        "<|close|>",      "d",     "<|sep|>", "<|close|>", "d",       "<|sep|>",
+        "<|close|>",      "d",     "<|sep|>", "<|close|>", "d",       "<|sep|>",
+        "<|close|>",      "d",     "<|sep|>", "<|close|>", "d",       "<|sep|>",
+        "<|close|>",      "think", "<|sep|>", "<|close|>", "message", "<|sep|>",
+        "<|end_of_msg|>", NULL};
+    char spoken[200], unsaid[200];
+    token_list ids = {NULL, 0, 0};
+    chat_format f;
+    tokenizer t;
+    error e;
+    open_format(&f, &t, true, true);
+    chat_answer a = read_answer(&f, &t, cut, spoken, unsaid);
+    CHECK_MSG(strcmp(spoken, "said") == 0 && strcmp(unsaid, "nounsaid") == 0, "%s|%s", spoken,
+              unsaid);
+    CHECK(chat_answer_close(&a, &f, &ids, &e));
+    check_ids(&ids, &t, cut_rest);
+    ids.n = 0;
+    chat_answer_begin(&a, &f);
+    for (size_t i = 0; i < CHAT_DEPTH; i++) { /* two more than there is room for */
+        CHECK(chat_answer_read(&a, &f, f.open) == CHAT_MARKUP);
+        CHECK(tokenizer_encode(&t, "\0d", 2, 0, &ids, NULL, &e));
+        for (size_t k = 0; k < ids.n; k++)
+            CHECK(chat_answer_read(&a, &f, ids.ids[k]) == CHAT_MARKUP);
+        CHECK(chat_answer_read(&a, &f, 1 << 20) == CHAT_MARKUP); /* of no text */
+        CHECK(chat_answer_read(&a, &f, f.sep) == CHAT_MARKUP);
+        ids.n = 0;
+    }
+    CHECK(chat_answer_close(&a, &f, &ids, &e));
+    CHECK(ids.n <= chat_answer_reserve(&a, &f));
+    check_ids(&ids, &t, deep_rest);
+    free(ids.ids);
+    tokenizer_close(&t);
+}
+
 /* ==== Conversations ==== */
 
 /* The ids of a saved conversation. */
@@ -583,6 +631,61 @@ static void saved_ones_go_on(void) {
     outcome_free(&fresh), outcome_free(&again);
 }
 
+/* The last line may lack its end, an empty one is no message, and a conversation that has not begun
+ * can be saved and gone on with. */
+static void lines_of_any_form(void) {
+    static const char *const forms[] = {"One\nTwo", "\nOne\n\n\r\nTwo\r\n"};
+    char lines[900], more[500];
+    outcome want = talk_ok(TURNS "--generate 9", "One\nTwo\n");
+    for (size_t i = 0; i < 2; i++) {
+        outcome o = talk_ok(TURNS "--generate 9", forms[i]);
+        CHECK_MSG(o.n_out == want.n_out && memcmp(o.out, want.out, o.n_out) == 0, "form %zu", i);
+        outcome_free(&o);
+    }
+    command_line(more, "", "/load", "empty", "One\nTwo\n");
+    outcome o = talk_ok(TURNS "--generate 9", command_line(lines, "", "/save", "empty", more));
+    CHECK(o.n_out == want.n_out && memcmp(o.out, want.out, o.n_out) == 0);
+    outcome_free(&o), outcome_free(&want);
+}
+
+/* A copy of a model, without `but`. */
+static void copy_model(const char *from, const char *to, const char *but) {
+    static const char *const names[] = {"config.json", "model.safetensors", "tiktoken.model",
+                                        "tokenizer_config.json"};
+    char source[300], directory[300];
+    size_t size;
+    temporary(from, source), temporary(to, directory);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(names[i], but) == 0) continue;
+        char *bytes = read_file(source, names[i], &size);
+        write_file(directory, names[i], bytes, size);
+        free(bytes);
+    }
+}
+
+/* What ends a text ends an answer: there it is closed as a message is, and nothing cuts it off. */
+static void ends_of_text_end_answers(void) {
+    char directory[300], text[100], lines[900];
+    outcome whole = talk_ok(ENDLESS "--generate 30", "Go\n");
+    CHECK(whole.n_out == 31);
+    unsigned end = (unsigned char)whole.out[20];
+    size_t n = (size_t)((const char *)memchr(whole.out, (int)end, 31) - whole.out);
+    copy_model("chat-endless", "chat-stopping", "");
+    snprintf(text, sizeof text, "{\"eos_token_id\": [%u, %d]}", end, END);
+    write_file(temporary("chat-stopping", directory), "generation_config.json", text, strlen(text));
+    outcome o = talk_ok("WORK/../chat-stopping --generate 30",
+                        command_line(lines, "Go\n", "/save", "stopped", ""));
+    CHECK(o.n_out == n + 1 && memcmp(o.out, whole.out, n) == 0 && o.out[n] == '\n');
+    CHECK(!strstr(o.err, "cut off"));
+    token_list ids = saved_ids("stopped");
+    size_t at = 0;
+    expect_turn(&ids, &at, USER, "user", "Go");
+    expect_turn(&ids, &at, ASSISTANT, "assistant", NULL);
+    CHECK(ids.n == at + n + 1 && ids.ids[at + n] == END);
+    free(ids.ids);
+    outcome_free(&o), outcome_free(&whole);
+}
+
 static void sampling_options(void) {
     outcome a = talk_ok(TURNS "--generate 30 --temperature 1 --seed 3", "One\n");
     outcome b = talk_ok(TURNS "--generate 30 --temperature 1 --seed 4", "One\n");
@@ -598,6 +701,10 @@ static void parts_go_their_ways(void) {
     outcome o = talk_ok("WORK/../chat-chain --think --repetition-penalty 2", "Go\n");
     CHECK_MSG(strcmp(o.out, "W<520>\n") == 0, "%s", o.out);
     CHECK_MSG(strstr(o.err, "\nZY\n"), "%s", o.err);
+    outcome_free(&o);
+    o = talk_ok("WORK/../chat-chain --repetition-penalty 2", "Go\n"); /* says, and thinks then */
+    CHECK_MSG(strcmp(o.out, "ZY\n") == 0, "%s", o.out);
+    CHECK_MSG(strstr(o.err, "\nW<520>"), "%s", o.err);
     outcome_free(&o);
     o = run_program("generate", "WORK/../chat-chain --prompt W --generate 1");
     CHECK_MSG(o.status == 0 && strcmp(o.out, "<520>") == 0, "%s", o.out);
@@ -731,6 +838,133 @@ static void interrupts_stop_answers(void) {
     outcome_free(&o);
 }
 
+/* ==== Signals without a terminal ==== */
+
+/* A conversation whose lines come from a pipe; it prints to the files "out" and "err". */
+typedef struct piped {
+    pid_t child;
+    int input;
+} piped;
+
+static piped open_piped(const char *model) {
+    piped p;
+    int ends[2];
+    const char *build = getenv("BUILD");
+    char path[400], directory[400], out[400], err[400];
+    snprintf(path, sizeof path, "%s/chat", build ? build : "build");
+    snprintf(directory, sizeof directory, "%s/../%s", work, model);
+    snprintf(out, sizeof out, "%s/out", work), snprintf(err, sizeof err, "%s/err", work);
+    if (pipe(ends) != 0) give_up("no pipe");
+    fflush(stdout);
+    p.child = fork();
+    if (p.child == 0) {
+        dup2(ends[0], 0);
+        dup2(open(out, O_WRONLY | O_CREAT | O_TRUNC, 0666), 1);
+        dup2(open(err, O_WRONLY | O_CREAT | O_TRUNC, 0666), 2);
+        close(ends[0]), close(ends[1]);
+        execl(path, "chat", directory, "--generate", "40", "--capacity", "200000", (char *)NULL);
+        _exit(127);
+    }
+    if (p.child < 0) give_up("cannot fork");
+    close(ends[0]);
+    p.input = ends[1];
+    return p;
+}
+
+static void rest(void) {
+    poll(NULL, 0, 1);
+}
+
+/* Has the child ended? Its status stays to be asked for. */
+static bool has_ended(const piped *p) {
+    siginfo_t ended;
+    memset(&ended, 0, sizeof ended);
+    return waitid(P_PID, (id_t)p->child, &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid;
+}
+
+/* Writes a line, and returns when the program has taken all of it, for 20 seconds at most. */
+static void put_line(const piped *p, const char *line) {
+    int left = 1;
+    CHECK(write(p->input, line, strlen(line)) == (ssize_t)strlen(line));
+    for (size_t i = 0; i < 20000 && left > 0 && !has_ended(p); i++) {
+        if (ioctl(p->input, FIONREAD, &left) != 0) give_up("FIONREAD");
+        if (left > 0 && i > 100) rest();
+    }
+    CHECK_MSG(left == 0, "%d bytes are not read", left);
+}
+
+/* The status of the child's end, and what it has printed. */
+static outcome end_piped(piped *p) {
+    outcome o;
+    int status = 0;
+    close(p->input);
+    for (size_t i = 0; i < 20000 && !has_ended(p); i++) rest();
+    if (!has_ended(p)) kill(p->child, SIGKILL);
+    if (waitpid(p->child, &status, 0) != p->child) give_up("cannot wait");
+    o.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    o.out = read_file(work, "out", &o.n_out);
+    o.err = read_file(work, "err", &o.n_err);
+    return o;
+}
+
+/* A message that takes a while to read. */
+enum { LONG_MESSAGE = 1500 };
+static char *long_message(void) {
+    char *text = (char *)test_alloc(LONG_MESSAGE + 2);
+    for (size_t i = 0; i < LONG_MESSAGE; i++) text[i] = (char)('a' + i * i % 26);
+    text[LONG_MESSAGE] = '\n';
+    return text;
+}
+
+/* An interrupt while a message is read leaves it without an answer; the rest of it is read with the
+ * next message, whose answer is as to a fresh reading of all. And a save stops too. */
+static void interrupts_stop_reading(void) {
+    char line[400], *text = long_message();
+    size_t at = 0;
+    piped p = open_piped("chat-endless");
+    put_line(&p, text);
+    kill(p.child, SIGINT);
+    put_line(&p, "On\n");
+    put_line(&p, command_line(line, "", "/save", "read", ""));
+    put_line(&p, text);
+    kill(p.child, SIGINT);
+    put_line(&p, command_line(line, "", "/save", "unread", ""));
+    kill(p.child, SIGINT);
+    outcome o = end_piped(&p);
+    snprintf(line, sizeof line, "chat: %s/unread: interrupted\n", work);
+    CHECK_MSG(o.status == 1 && strstr(o.err, line), "%d: %s", o.status, o.err);
+    CHECK(!exists("unread") && !exists("unread.tokens") && !exists("unread.tokens.part"));
+    CHECK_MSG(o.n_out == 1 + 41 + 1 && o.out[0] == '\n', "%zu bytes", o.n_out);
+    token_list ids = saved_ids("read");
+    const int end[] = {END, -1};
+    text[LONG_MESSAGE] = '\0';
+    expect_turn(&ids, &at, USER, "user", text);
+    expect_turn(&ids, &at, ASSISTANT, "assistant", "");
+    expect_turn(&ids, &at, USER, "user", "On");
+    expect_turn(&ids, &at, ASSISTANT, "assistant", NULL);
+    if (at <= ids.n) check_answer(ENDLESS, &ids, at, 40);
+    at += 40;
+    expect(&ids, &at, end, NULL);
+    CHECK(at == ids.n);
+    free(ids.ids), free(text);
+    outcome_free(&o);
+}
+
+/* One interrupt instead of a line leaves, where there is no terminal to tell of a second. */
+static void an_interrupt_leaves(void) {
+    piped p = open_piped("chat-endless");
+    put_line(&p, "/help\n");
+    for (size_t i = 0; i < 20000 && !has_ended(&p); i++) {
+        kill(p.child, SIGINT);
+        rest();
+    }
+    CHECK(has_ended(&p));
+    outcome o = end_piped(&p);
+    CHECK_MSG(o.status == 0 && o.n_out == 0 && strstr(o.err, "/load FILE"), "%d: %s", o.status,
+              o.err);
+    outcome_free(&o);
+}
+
 /* A file that cannot be written is told, and the conversation goes on and can be saved elsewhere. */
 static void failed_saves_end_nothing(void) {
     static terminal t;
@@ -792,7 +1026,7 @@ static void capacity_is_kept(void) {
 }
 
 static void bad_sessions(void) {
-    char lines[600], path[400];
+    char lines[5000], path[400];
     size_t size;
     outcome o = talk_ok(TURNS "--generate 4", command_line(lines, "Go\n", "/save", "bad", ""));
     char *tokens = read_file(work, "bad.tokens", &size);
@@ -802,11 +1036,24 @@ static void bad_sessions(void) {
     tokens[size - 2] = '7';
     write_file(work, "bad.tokens", tokens, size);
     check_line_refused(TURNS, lines, "expected the end of a message, 258, as the last token");
+    memcpy(tokens, "512", 3); /* for "259" */
+    tokens[size - 2] = '8';
+    write_file(work, "bad.tokens", tokens, size);
+    check_line_refused(TURNS, lines,
+                       "bad.tokens: token 1: expected an id below vocab_size 512, found 512");
+    snprintf(path, sizeof path, "%s/bad", work);
+    remove(path);
+    check_line_refused(TURNS, lines, "/bad: cannot open");
     snprintf(path, sizeof path, "%s/bad.tokens", work);
     remove(path);
     check_line_refused(TURNS, lines, "bad.tokens: cannot open");
     check_line_refused(TURNS, command_line(lines, "", "/load", "none", ""), "none");
     check_line_refused(TURNS, command_line(lines, "Go\n", "/save", "no/such", ""), "no/such");
+    for (size_t i = 0; i < 2; i++) {
+        memset(lines, 'x', sizeof lines);
+        memcpy(lines, i ? "/load " : "/save ", 6), strcpy(lines + 4096, "\n");
+        check_line_refused(TURNS, lines, "xxx...: expected a shorter path");
+    }
     free(tokens);
     outcome_free(&o);
 }
@@ -824,9 +1071,9 @@ static void check_kept(const char *name, const char *before, size_t n) {
 
 /* Without a terminal a save that fails ends the program, after the first answer: no more lines are
  * taken. */
-static void check_save_fails(const char *name, const char *part) {
-    char lines[900];
-    command_line(lines, "Other words\n", "/save", name, "More\n");
+static void check_save_fails(const char *message, const char *name, const char *part) {
+    char lines[3000];
+    command_line(lines, message, "/save", name, "More\n");
     outcome o = talk(TURNS "--generate 4", lines);
     const char *line = strstr(o.err, "\nchat: ");
     CHECK_MSG(o.status == 1 && o.n_out == 5 && line, "%d: %s", o.status, o.err);
@@ -836,7 +1083,10 @@ static void check_save_fails(const char *name, const char *part) {
 
 /* The disk is full as a file may not grow further, and as a device is. */
 static void saves_without_room(void) {
-    static const char *const links[][2] = {{"device", "device"}, {"short", "short.tokens"}};
+    static char longer[1202]; /* more ids than wait to be written */
+    const char *const links[][3] = {{"device", "device", "Other words\n"},
+                                    {"short", "short.tokens", "Other words\n"},
+                                    {"long", "long.tokens", longer}};
     char lines[900], path[400];
     size_t size, n_tokens;
     outcome o = talk_ok(TURNS "--generate 4", command_line(lines, "Go\n", "/save", "kept", ""));
@@ -846,65 +1096,101 @@ static void saves_without_room(void) {
     signal(SIGXFSZ, SIG_IGN);
     setenv("GCOV_PREFIX", "/dev/null", 1); /* a file of make coverage's counts is not to be cut */
     rlim_t before = set_limit(RLIMIT_FSIZE, 8192);
-    check_save_fails("kept", "/kept.part: cannot write: ");
+    check_save_fails("Other words\n", "kept", "/kept.part: cannot write: ");
     set_limit(RLIMIT_FSIZE, before);
     unsetenv("GCOV_PREFIX");
     check_kept("kept", session, size), check_kept("kept.tokens", tokens, n_tokens);
     free(session), free(tokens);
 
     if (!test_has_full_device()) return;
-    for (size_t i = 0; i < 2; i++) {
+    memset(longer, 'x', sizeof longer - 2), longer[sizeof longer - 2] = '\n';
+    for (size_t i = 0; i < 3; i++) {
         snprintf(path, sizeof path, "%s/%s", work, links[i][1]);
         remove(path);
         CHECK(symlink("/dev/full", path) == 0);
         snprintf(lines, sizeof lines, "/%s: cannot write: ", links[i][1]);
-        check_save_fails(links[i][0], lines);
+        check_save_fails(links[i][2], links[i][0], lines);
         remove(path);
     }
     CHECK(!exists("device.tokens") && !exists("device.tokens.part"));
-    CHECK(!exists("short") && !exists("short.part"));
+    CHECK(!exists("short") && !exists("short.part") && !exists("long") && !exists("long.part"));
 }
 
 /* A tokenizer of more tokens than the model knows. */
 static void vocabularies_that_differ(void) {
-    static const char *const names[][2] = {{"config.json", ""},
-                                           {"model.safetensors", ""},
-                                           {"tiktoken.model", "tests/golden/tokenizer"}};
-    char directory[300], from[300];
+    char directory[300];
     size_t size;
-    temporary("chat-larger", directory);
-    for (size_t i = 0; i < 3; i++) {
-        char *bytes = read_file(*names[i][1] ? names[i][1] : temporary("chat-turns", from),
-                                names[i][0], &size);
-        write_file(directory, names[i][0], bytes, size);
-        free(bytes);
-    }
+    copy_model("chat-turns", "chat-larger", "");
+    char *ranks = read_file("tests/golden/tokenizer", "tiktoken.model", &size);
+    write_file(temporary("chat-larger", directory), "tiktoken.model", ranks, size);
+    free(ranks);
     write_names(directory, false, 2500);
     check_refused("WORK/../chat-larger </dev/null", 1,
                   "expected at most vocab_size, 512, tokens in tiktoken.model and special ones, "
                   "found 2756");
 }
 
-static void bad_usage(void) {
+/* Input that is closed, and a directory. */
+static void input_that_cannot_be_read(void) {
+    static const char *const inputs[] = {TURNS "<&-", TURNS "<WORK"};
+    for (size_t i = 0; i < 2; i++) {
+        outcome o = run(inputs[i]);
+        CHECK_MSG(o.status == 1 && o.n_out == 0 &&
+                      strstr(o.err, "\nchat: standard input: cannot read: "),
+                  "%s: %d: %s", inputs[i], o.status, o.err);
+        outcome_free(&o);
+    }
+}
+
+/* Models that lack something of theirs, or have it wrong. */
+static void bad_models(void) {
     char directory[300];
-    size_t size;
+    check_refused("no/such/model", 1, "no/such/model/config.json");
+    check_refused(MODELS "kimi-linear-tiny", 1, "expected a tokenizer");
+    copy_model("chat-turns", "chat-neither", "tokenizer_config.json");
+    check_refused("WORK/../chat-neither", 1, "found neither");
+    write_file(temporary("chat-neither", directory), "tiktoken.model", "AA== 1\n", 7);
+    check_refused("WORK/../chat-neither", 1, "chat-neither/tiktoken.model: ");
+    copy_model("chat-turns", "chat-wrong", "");
+    write_file(temporary("chat-wrong", directory), "generation_config.json",
+               "{\"eos_token_id\": -1}", 20);
+    check_refused("WORK/../chat-wrong", 1,
+                  "generation_config.json: key eos_token_id: expected an id or an array of ids, "
+                  "found -1");
+}
+
+/* The environment's instruction set is one that there is, and the one that runs. */
+static void instruction_sets(void) {
+    const char *before = getenv("KDA_ISA");
+    char kept[40];
+    snprintf(kept, sizeof kept, "%s", before ? before : "");
+    setenv("KDA_ISA", "sse", 1);
+    check_refused(TURNS, 2, "KDA_ISA: expected auto, scalar, avx2, avx512 or neon, found \"sse\"");
+#if defined(__x86_64__)
+    setenv("KDA_ISA", "neon", 1);
+    check_refused(TURNS, 1, "instruction set neon: not in this machine and build");
+#endif
+    setenv("KDA_ISA", "scalar", 1);
+    outcome o = talk_ok(TURNS "--generate 3", "Go\n");
+    CHECK(o.n_out == 4);
+    outcome_free(&o);
+    if (before)
+        setenv("KDA_ISA", kept, 1);
+    else
+        unsetenv("KDA_ISA");
+}
+
+static void bad_usage(void) {
     check_refused("", 2, "MODEL_DIR");
     check_refused(TURNS "--min-p 2", 2, "--min-p");
     check_refused(TURNS "--repetition-penalty 0", 2, "--repetition-penalty");
     check_refused(TURNS "--generate 0", 2, "--generate");
     check_refused(TURNS "--think </dev/null", 1, "thinking mode");
-    check_refused(MODELS "kimi-linear-tiny", 1, "expected a tokenizer");
+    check_refused(TURNS "--bf16-dots </dev/null", 1, "--bf16-dots: expected --cache bf16");
+    check_refused(TURNS "--capacity 4611686018427387904", 1, "a session of 4611686018427387904");
     check_line_refused(TURNS, "/frob\n", "\"/frob\"");
     check_line_refused(TURNS, "/save\n", "\"/save\"");
-    temporary("chat-neither", directory);
-    for (size_t i = 0; i < 3; i++) {
-        static const char *const names[] = {"config.json", "model.safetensors", "tiktoken.model"};
-        char from[300];
-        char *bytes = read_file(temporary("chat-turns", from), names[i], &size);
-        write_file(directory, names[i], bytes, size);
-        free(bytes);
-    }
-    check_refused("WORK/../chat-neither", 1, "found neither");
+    check_line_refused(TURNS, "/save  \n", "\"/save  \"");
     outcome o = run_ok("--help");
     CHECK(o.n_err == 0 && strstr(o.out, "--min-p") && strstr(o.out, "--isa"));
     outcome_free(&o);
@@ -924,18 +1210,26 @@ int main(void) {
     TEST(attributes_are_four_segments);
     TEST(typed_markers_are_text);
     TEST(answers_have_parts);
+    TEST(tags_beyond_what_is_kept);
     TEST(turns_go_on);
     TEST(tags_go_on);
     TEST(saved_ones_go_on);
+    TEST(lines_of_any_form);
+    TEST(ends_of_text_end_answers);
     TEST(sampling_options);
     TEST(parts_go_their_ways);
     TEST(nobody_hears);
     TEST(interrupts_stop_answers);
     TEST(failed_saves_end_nothing);
+    TEST(interrupts_stop_reading);
+    TEST(an_interrupt_leaves);
     TEST(capacity_is_kept);
     TEST(bad_sessions);
     TEST(saves_without_room);
     TEST(vocabularies_that_differ);
+    TEST(input_that_cannot_be_read);
+    TEST(bad_models);
+    TEST(instruction_sets);
     TEST(bad_usage);
     return test_summary();
 }
