@@ -404,7 +404,7 @@ static bool generate_drafting(run *r, error *e) {
         if (!hybrid_verify(&r->work, &r->session, ids, n, &want, e)) return false;
         m = agreed(r->logits, vocab, ids, n);
         r->passes++, r->proposed += n - 1, r->accepted += m - 1;
-        for (size_t i = 1; i < m && !r->stopped; i++) {
+        for (size_t i = 1; i < m; i++) {
             if (!emit(r, ids[i]))
                 m = i; /* what follows the end was not asked for */
             else if (!tokens_append(&r->input, ids[i], e))

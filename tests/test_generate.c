@@ -173,6 +173,36 @@ static void depth_is_shown(void) {
     outcome_free(&o);
 }
 
+/* A copy of a model without a tokenizer, in which a key of config.json has another value. */
+static void copy_model(const char *from, const char *name, const char *key, const char *value) {
+    char directory[300];
+    size_t size;
+    temporary(name, directory);
+    char *bytes = read_file(from, "model.safetensors", &size);
+    write_file(directory, "model.safetensors", bytes, size);
+    free(bytes);
+    bytes = read_file(from, "config.json", &size);
+    char *edited = edit(bytes, key, value);
+    write_file(directory, "config.json", edited, strlen(edited));
+    free(bytes), free(edited);
+}
+
+/* Blocks that end with the last layer, or would end after it: the last whole one is the first, or
+ * there is none to tell of. */
+static void depth_of_large_blocks(void) {
+    static const char *const sizes[] = {"13", "14"};
+    for (size_t i = 0; i < 2; i++) {
+        copy_model(K3_TINY, "generate-block", "attn_res_block_size", sizes[i]);
+        outcome o = run_ok("WORK/../generate-block --prompt ab --show-depth "
+                           "--dump-layers WORK/layers");
+        check_weights(o.out, 13);
+        check_sizes(o.out, 13);
+        bool told = strstr(o.out, "\n\nThe last block's sum: 1.00 times the first\n") != NULL;
+        CHECK_MSG(told == (i == 0) && !strstr(o.out, "times the first") == (i == 1), "%s", o.out);
+        outcome_free(&o);
+    }
+}
+
 /* ==== Generation ==== */
 
 /* The greedy continuation, found another way: by the logits of ever longer inputs. */
@@ -339,6 +369,9 @@ static void drafts_change_nothing(void) {
         outcome_free(&got);
     }
     outcome_free(&want);
+    /* Of the only token that is asked for nothing follows. */
+    CHECK(same_output(LINEAR_TINY " --tokens WORK/three --generate 1 --draft 5",
+                      LINEAR_TINY " --tokens WORK/three --generate 1"));
 }
 
 /* A context of seeded contents counts as read. */
@@ -501,6 +534,25 @@ static void memory_is_announced(void) {
     outcome_free(&o);
 }
 
+/* Rounded queries where the processor has products of such numbers, or a refusal: latents in whole
+ * steps are not enough, nor is the cache. */
+static void rounded_dots(void) {
+    char directory[300];
+    temporary("generate-large", directory);
+    write_large_model(directory);
+    write_file(work, "three", "1 2 3", 5);
+    outcome o = run("WORK/../generate-large --tokens WORK/three --generate 2 --cache bf16 "
+                    "--bf16-dots");
+    if (o.status == 0)
+        CHECK(o.n_out == 4);
+    else
+        CHECK_MSG(strstr(o.err, "--bf16-dots: expected --cache bf16, a processor with "), "%s",
+                  o.err);
+    outcome_free(&o);
+    check_refused("WORK/../generate-large --tokens WORK/three --cache f16 --bf16-dots", 1,
+                  "--bf16-dots: expected --cache bf16");
+}
+
 static void help_is_not_an_error(void) {
     outcome o = run_ok("--help");
     CHECK(o.n_err == 0 && strstr(o.out, "usage: generate MODEL_DIR"));
@@ -528,9 +580,12 @@ static void bad_usage(void) {
     check_refused(LINEAR_TINY " --prompt a --threads 0", 2, "--threads");
     check_refused(LINEAR_TINY " --prompt a --threads 1025", 2, "--threads");
     check_refused(LINEAR_TINY " --prompt a --cache f64", 2, "f32, f16 or bf16");
+    check_refused(LINEAR_TINY " --prompt a --cache int8", 2, "f32, f16 or bf16, found \"int8\"");
     check_refused(LINEAR_TINY " --prompt a --seed -3", 2, "--seed");
     check_refused(LINEAR_TINY " --prompt a --temperature nan", 2, "--temperature");
     check_refused(LINEAR_TINY " --prompt a --temperature -1", 2, "--temperature");
+    check_refused(LINEAR_TINY " --prompt a --temperature 1x", 2, "found \"1x\"");
+    check_refused(LINEAR_TINY " --prompt a --temperature ''", 2, "found \"\"");
     check_refused(LINEAR_TINY " --prompt a --top-p 0", 2, "--top-p");
     check_refused(LINEAR_TINY " --prompt a --top-p 1.5", 2, "--top-p");
     check_refused(LINEAR_TINY " --prompt a --min-p 1.5", 2, "--min-p");
@@ -545,6 +600,29 @@ static void bad_usage(void) {
     char most[200];
     snprintf(most, sizeof most, LINEAR_TINY " --prompt abc --generate %zu", SIZE_MAX / 2);
     check_refused(most, 1, " tokens to generate after 0 cannot be counted");
+    snprintf(most, sizeof most, LINEAR_TINY " --prompt abc --context %zu", SIZE_MAX / 2);
+    check_refused(most, 1, "64 tokens to generate after ");
+}
+
+/* The environment's instruction set is one that there is. */
+static void instruction_sets(void) {
+    const char *before = getenv("KDA_ISA");
+    char kept[40];
+    snprintf(kept, sizeof kept, "%s", before ? before : "");
+    setenv("KDA_ISA", "sse", 1);
+    check_refused(LINEAR_TINY " --prompt a", 2,
+                  "KDA_ISA: expected auto, scalar, avx2, avx512 or neon, found \"sse\"");
+#if defined(__x86_64__)
+    setenv("KDA_ISA", "neon", 1);
+    check_refused(LINEAR_TINY " --prompt a", 1,
+                  "instruction set neon: not in this machine and build");
+#endif
+    setenv("KDA_ISA", "scalar", 1);
+    CHECK(same_output(ABC, ABC "--isa auto"));
+    if (before)
+        setenv("KDA_ISA", kept, 1);
+    else
+        unsetenv("KDA_ISA");
 }
 
 static void bad_tokens(void) {
@@ -649,19 +727,6 @@ static outcome run_ending(const char *generation_config, const char *line) {
     return run(command);
 }
 
-static void copy_model(const char *name, const char *eos) {
-    char directory[300];
-    size_t size;
-    temporary(name, directory);
-    char *bytes = read_file(LINEAR_TINY, "model.safetensors", &size);
-    write_file(directory, "model.safetensors", bytes, size);
-    free(bytes);
-    bytes = read_file(LINEAR_TINY, "config.json", &size);
-    char *edited = edit(bytes, "eos_token_id", eos);
-    write_file(directory, "config.json", edited, strlen(edited));
-    free(bytes), free(edited);
-}
-
 /* The output up to the first byte that is an end of text: said by generation_config.json, or by
  * config.json, one or several, drafting or not. */
 static void texts_end(void) {
@@ -672,7 +737,7 @@ static void texts_end(void) {
     size_t n = (size_t)(first - whole.out);
     CHECK(whole.n_out == 40 && n > 0);
     snprintf(number, sizeof number, "%u", end);
-    copy_model("generate-ending", number);
+    copy_model(LINEAR_TINY, "generate-ending", "eos_token_id", number);
     snprintf(config, sizeof config, "{\"eos_token_id\": [300, %u]}", end);
     const char *const ways[] = {NULL, "{\"eos_token_id\": null}", config};
     for (size_t i = 0; i < 3; i++) {
@@ -692,13 +757,45 @@ static void texts_end(void) {
     o = run_ending("{\"eos_token_id\": [0, 1, 2, 3]}", "--tokens WORK/three --generate 40");
     CHECK(words(o.out) == 40);
     outcome_free(&o);
-    o = run_ending("{\"eos_token_id\": \"x\"}", "--prompt a");
-    CHECK(o.status == 1 && strstr(o.err, "generation_config.json: key eos_token_id: expected"));
+    outcome_free(&whole);
+    snprintf(path, sizeof path, "%s/../generate-ending/generation_config.json", work);
+    remove(path);
+}
+
+/* What is wrong with the ends of a text in generation_config.json, or in config.json. */
+static void bad_ends_of_text(void) {
+    static const char *const texts[][2] = {
+        {"{\"eos_token_id\": \"x\"}", "found \"x\""},
+        {"{\"eos_token_id\": 4294967296}", "found 4294967296"},
+        {"{\"eos_token_id\": [1, 1, -1]}", "found -1"},
+        {"{\"text_config\": {\"eos_token_id\": 1.5}}", "found 1.5"},
+    };
+    char path[400];
+    copy_model(LINEAR_TINY, "generate-ending", "eos_token_id", "[true]");
+    outcome o = run_ending(NULL, "--prompt a");
+    CHECK_MSG(o.status == 1 && strstr(o.err, "generate-ending/config.json: key eos_token_id: "
+                                             "expected an id or an array of ids, found true"),
+              "%s", o.err);
     outcome_free(&o);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        o = run_ending(texts[i][0], "--prompt a");
+        CHECK_MSG(o.status == 1 &&
+                      strstr(o.err, "generation_config.json: key eos_token_id: "
+                                    "expected an id or an array of ids, found ") &&
+                      strstr(o.err, texts[i][1]),
+                  "%s: %s", texts[i][0], o.err);
+        outcome_free(&o);
+    }
     o = run_ending("{", "--prompt a");
     CHECK(o.status == 1 && strstr(o.err, "generation_config.json: line 1"));
-    outcome_free(&o), outcome_free(&whole);
+    outcome_free(&o);
     snprintf(path, sizeof path, "%s/../generate-ending/generation_config.json", work);
+    remove(path);
+    CHECK(symlink("generation_config.json", path) == 0); /* a link to itself */
+    o = run_ending(NULL, "--prompt a");
+    CHECK_MSG(o.status == 1 && strstr(o.err, "generation_config.json: cannot be examined: "), "%s",
+              o.err);
+    outcome_free(&o);
     remove(path);
 }
 
@@ -718,6 +815,34 @@ static void sessions_end_with_the_text(void) {
     free(bytes[0]), free(bytes[1]);
 }
 
+/* The end comes in the middle of a guess that the model agrees to: what was guessed behind it is
+ * neither printed nor read. */
+static void texts_end_within_a_draft(void) {
+    static const char said[] =
+        "And God said unto him, The LORD hath said unto me, The LORD hath said";
+    char command[400], path[400];
+    size_t size[2], accepted = 0;
+    char *bytes[2];
+    copy_model("examples/models/text-attnres", "generate-draft", "text_config.eos_token_id", "44");
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(command, sizeof command,
+                 "WORK/../generate-draft --prompt '%s' --generate 40 --save-session WORK/ended %s",
+                 said, i ? "--draft 30" : "");
+        outcome o = run_ok(command);
+        CHECK_MSG(strcmp(o.out, " unto me") == 0 && strstr(o.err, "the text ends"), "%s", o.out);
+        const char *line = strstr(o.err, "drafts: ");
+        if (i)
+            CHECK_MSG(line && sscanf(line, "drafts: %zu of", &accepted) == 1 && accepted > 8, "%s",
+                      o.err); /* with what was not said */
+        bytes[i] = read_file(work, "ended", &size[i]);
+        CHECK(size[i] == size[0] && memcmp(bytes[i], bytes[0], size[0]) == 0);
+        outcome_free(&o);
+    }
+    free(bytes[0]), free(bytes[1]);
+    snprintf(path, sizeof path, "%s/ended", work);
+    remove(path);
+}
+
 static void failed_writes(void) {
     check_refused(LINEAR_TINY " --prompt a --logits WORK/no/such/file", 1, "no/such/file");
     check_failed(LINEAR_TINY " --prompt a --dump-layers WORK/no/such/file", "no/such/file");
@@ -726,6 +851,13 @@ static void failed_writes(void) {
     check_refused(LINEAR_TINY " --prompt a --logits WORK", 1, "cannot");
     check_refused(LINEAR_TINY " --prompt a --generate 4611686018427387904", 1,
                   "4611686018427387905");
+    check_failed(LINEAR_TINY
+                 " --prompt a --generate 0 --show-depth --dump-layers WORK/no/such/file",
+                 "no/such/file");
+    outcome o = run(LINEAR_TINY " --prompt a --depth-svg WORK/no/such/picture");
+    CHECK_MSG(o.status == 1 && strstr(o.err, "/no/such/picture") && strstr(o.out, "\nembed "),
+              "%d: %s", o.status, o.err);
+    outcome_free(&o);
     if (!test_has_full_device()) return;
     check_failed(LINEAR_TINY " --prompt a --logits /dev/full", "/dev/full");
     check_failed(LINEAR_TINY " --prompt a --dump-layers /dev/full", "/dev/full");
@@ -738,6 +870,7 @@ int main(void) {
     TEST(logits_imply_no_generation);
     TEST(layers_match);
     TEST(depth_is_shown);
+    TEST(depth_of_large_blocks);
     TEST(greedy_ids_follow_the_logits);
     TEST(exactly_as_many_as_asked);
     TEST(sampling);
@@ -750,13 +883,17 @@ int main(void) {
     TEST(bad_sessions);
     TEST(memory_is_reported);
     TEST(memory_is_announced);
+    TEST(rounded_dots);
     TEST(help_is_not_an_error);
     TEST(bad_usage);
+    TEST(instruction_sets);
     TEST(bad_tokens);
     TEST(bad_models);
     TEST(prompts_with_a_tokenizer);
     TEST(texts_end);
     TEST(sessions_end_with_the_text);
+    TEST(texts_end_within_a_draft);
+    TEST(bad_ends_of_text);
     TEST(failed_writes);
     return test_summary();
 }
