@@ -126,8 +126,8 @@ static inline bool arguments_parse(const arguments *table, void *options, const 
             others[(*n_others)++] = text;
         } else if (!a) {
             return error_set(e, "unknown option \"%.80s\"", text);
-        } else {
-            const char *value = a->kind == ARGUMENT_FLAG ? NULL : argv[++i]; /* argv[argc] is null */
+        } else { /* behind the last argument there is null */
+            const char *value = a->kind == ARGUMENT_FLAG ? NULL : argv[++i];
             if (a->kind != ARGUMENT_FLAG && !value)
                 return error_set(e, "%s: expected a value after it", text);
             if (!argumentsi_value(a, options, value, e)) return false;

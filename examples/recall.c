@@ -174,20 +174,25 @@ static bool run_model(const options *o, const char *directory, const size_t *cou
 
 /* ---- Tables ---- */
 
-/* The last part of a path. */
-static const char *name_of(const char *directory) {
-    const char *name = directory;
-    for (const char *c = directory; *c; c++)
-        if (*c == '/' && c[1] && c[1] != '/') name = c + 1;
+enum { NAME = 41 };
+
+/* The last part of a path, as much of it as a table has room for, in name [NAME]. */
+static const char *name_of(const char *directory, char *name) {
+    size_t end = strlen(directory);
+    while (end > 0 && directory[end - 1] == '/') end--;
+    size_t start = end;
+    while (start > 0 && directory[start - 1] != '/') start--;
+    snprintf(name, NAME, "%.*s", (int)(end - start), directory + start);
     return name;
 }
 
 static void print_accuracy(const options *o, const size_t *counts, size_t n_counts,
                            const result *found) {
+    char name[NAME];
     printf("Accuracy, %zu questions or a few more for each number of pairs, seed %llu:\n\n",
            o->queries, (unsigned long long)o->seed);
     printf("pairs  tokens  chance");
-    for (size_t m = 0; m < o->n_models; m++) printf("  %15.40s", name_of(o->models[m]));
+    for (size_t m = 0; m < o->n_models; m++) printf("  %15s", name_of(o->models[m], name));
     for (size_t i = 0; i < n_counts; i++) {
         printf("\n%5zu  %6zu  %6.3f", counts[i], 4 * counts[i] + 1, chance(counts[i]));
         for (size_t m = 0; m < o->n_models; m++) printf("  %15.4f", found[m].accuracy[i]);
@@ -197,11 +202,12 @@ static void print_accuracy(const options *o, const size_t *counts, size_t n_coun
 
 static void print_memory(const options *o, const size_t *counts, size_t n_counts,
                          const result *found) {
+    char name[NAME];
     printf("\nBytes of memory after these tokens: KDA states and convolution windows, which do not "
            "grow,\nand the latent cache of full attention; last, that cache if every layer of %s "
            "were\nfull attention:\n\npairs  tokens",
-           name_of(o->models[0]));
-    for (size_t m = 0; m < o->n_models; m++) printf("  %15.40s", name_of(o->models[m]));
+           name_of(o->models[0], name));
+    for (size_t m = 0; m < o->n_models; m++) printf("  %15s", name_of(o->models[m], name));
     printf("  %15s", "full attention");
     for (size_t i = 0; i < n_counts; i++) {
         printf("\n%5zu  %6zu", counts[i], 4 * counts[i] + 1);

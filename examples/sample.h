@@ -140,7 +140,7 @@ static inline bool sampler_open(sampler *s, const sample_options *options, size_
     return true;
 }
 
-/* These ids are in the context. */
+/* These ids are in the context; those that are not below vocab count for nothing. */
 static inline void sampler_read(sampler *s, const uint32_t *ids, size_t n) {
     for (size_t i = 0; s->seen && i < n; i++)
         if (ids[i] < s->vocab) s->seen[ids[i]] = 1;

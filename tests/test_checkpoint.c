@@ -208,15 +208,16 @@ static bool ends_in(const char *name, const char *end) {
 }
 
 typedef struct counted {
-    double all, dense, experts, head, embedding;
+    double all, dense, experts, head, embedding, others;
 } counted;
 
 /* By names: experts, head and embedding have theirs; of the rest matrices are what is multiplied
- * by. */
+ * by. A head that is not there is the embedding. */
 static counted count_bytes(const char *directory) {
     st_checkpoint c;
     error e;
-    counted n = {0, 0, 0, 0, 0};
+    counted n = {0, 0, 0, 0, 0, 0};
+    double table = 0;
     if (!st_open(&c, directory, &e)) give_up(e.text);
     for (size_t i = 0; i < st_count(&c); i++) {
         const st_tensor *t = st_at(&c, i);
@@ -227,10 +228,13 @@ static counted count_bytes(const char *directory) {
         else if (ends_in(t->name, "lm_head.weight"))
             n.head += bytes;
         else if (ends_in(t->name, "embed_tokens.weight"))
-            n.embedding += bytes / (double)t->dims[0];
+            table += bytes, n.embedding += bytes / (double)t->dims[0];
         else if (t->n_dims == 2 && !ends_in(t->name, "_res_proj.weight"))
             n.dense += bytes;
+        else
+            n.others += bytes;
     }
+    if (n.head == 0) n.head = table;
     st_close(&c);
     return n;
 }
@@ -238,7 +242,7 @@ static counted count_bytes(const char *directory) {
 static void check_plan(const char *directory, double per_token, double experts) {
     char arguments[400];
     double mapped = 0, total = 0, dense = 0, chosen = 0, head = 0, embedding = 0, vectors = 0;
-    double states = 0, latents = 0;
+    double states = 0, latents = 0, others = 0;
     counted n = count_bytes(directory);
     snprintf(arguments, sizeof arguments, "%s --plan", directory);
     outcome o = run_program("generate", arguments);
@@ -252,6 +256,9 @@ static void check_plan(const char *directory, double per_token, double experts) 
                  &total, &dense, &chosen, &head, &embedding, &vectors, &states, &latents) == 8);
     CHECK_MSG(mapped == n.all && dense == n.dense && head == n.head && embedding == n.embedding,
               "%s: %s", directory, o.out);
+    const char *rest = strstr(o.out, " others ");
+    CHECK_MSG(rest && sscanf(rest, " others %lf;", &others) == 1 && others == n.others, "%s: %s",
+              directory, o.out);
     CHECK_AT_MOST("experts", fabs(chosen - n.experts * per_token / experts), 1);
     CHECK(total == dense + chosen + head + embedding + vectors + states + latents);
     CHECK(strstr(o.out, "\nmemory: ") && strstr(o.out, "largest context"));
@@ -261,6 +268,28 @@ static void check_plan(const char *directory, double per_token, double experts) 
 static void plans_count_what_the_files_hold(void) {
     check_plan(LINEAR, 3, 8);
     check_plan(K3, 4, 16);
+    check_plan("examples/models/text-attnres", 0, 1);
+    char tied[400];
+    snprintf(tied, sizeof tied, "%s/tied", work);
+    check_plan(tied, 3, 8);
+}
+
+static double planned_session(const char *arguments) {
+    double bytes = 0;
+    outcome o = run_program("generate", arguments);
+    const char *line = strstr(o.out, "\nsession: ");
+    CHECK_MSG(o.status == 0 && line && sscanf(line, "\nsession: %lf bytes", &bytes) == 1, "%s",
+              o.err);
+    outcome_free(&o);
+    return bytes;
+}
+
+/* A draft's tokens wait in the session: of each KDA layer at least the values that a token brings,
+ * 4 heads of 32 channels. */
+static void plans_count_drafts(void) {
+    double none = planned_session(LINEAR " --plan"),
+           five = planned_session(LINEAR " --plan --draft 5");
+    CHECK_MSG(five - none >= 6 * 6 * 4 * 32 * 4, "%.0f and %.0f bytes", none, five);
 }
 
 /* Published sizes of the 48B: 98.2 GB of bf16, 40 MiB of states and windows of three tokens of 3 x
@@ -315,6 +344,7 @@ int main(void) {
     TEST(refusals_are_one_line);
     TEST(models_run);
     TEST(plans_count_what_the_files_hold);
+    TEST(plans_count_drafts);
     TEST(plan_of_the_published_model);
     TEST(weights_are_read_ahead_or_locked);
     return test_summary();

@@ -1346,7 +1346,7 @@ static void read_plan(const hybrid_model *model, bool files, char text[2000]) {
     hybrid_session_options session = {100, LINEAR_F32, 0};
     hybrid_workspace_options work;
     memset(&work, 0, sizeof work);
-    work.capacity = 100;
+    work.capacity = 100, work.block = 96;
     FILE *out = tmpfile();
     if (!out) give_up("tmpfile");
     rlim_t before = set_limit(RLIMIT_NOFILE, 0);
@@ -1365,6 +1365,7 @@ static void plans_without_memory(void) {
     hybrid_model model = open_model(models[0].directory);
     read_plan(&model, true, text);
     CHECK_MSG(strstr(text, " tokens with all weights in memory\n"), "%s", text);
+    CHECK_MSG(strstr(text, " bytes for 96 tokens at a time and a context of 100\n"), "%s", text);
     uint64_t bytes = model.mapped_bytes;
     size_t tokens = 0;
     model.mapped_bytes = SIZE_MAX / 2;

@@ -14,9 +14,18 @@ static int test_create(pthread_t *thread, const pthread_attr_t *how, void *(*run
     return pthread_create(thread, how, run, argument);
 }
 #define pthread_create test_create
+
+/* The system says that it has so many processors. */
+#include <unistd.h>
+static long online; /* or 0: what there is */
+static long test_sysconf(int what) {
+    return online != 0 && what == _SC_NPROCESSORS_ONLN ? online : sysconf(what);
+}
+#define sysconf test_sysconf
 #endif
 #include "../examples/parallel.h"
 #undef pthread_create
+#undef sysconf
 
 #define MOST 1000
 
@@ -102,11 +111,31 @@ static void threads_that_do_not_start(void) {
 #endif
 }
 
+/* A thread for each processor, but one where the system does not say, and at most 32. */
+static void threads_by_default(void) {
+#if PARALLEL_POSIX
+    static const struct {
+        long said;
+        size_t processors, threads;
+    } cases[] = {{-1, 1, 1},   {1, 1, 1},        {31, 31, 31},
+                 {33, 33, 32}, {1024, 1024, 32}, {5000, 1024, 32}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        online = cases[i].said;
+        CHECK_MSG(parallel_processors() == cases[i].processors, "%ld", online);
+        CHECK_MSG(parallel_default() == cases[i].threads, "%ld", online);
+    }
+    online = 0;
+#else
+    CHECK(parallel_default() == 1);
+#endif
+}
+
 int main(void) {
     TEST(each_index_once);
     TEST(no_pool_is_the_calling_thread);
     TEST(results_are_visible);
     TEST(refuses);
     TEST(threads_that_do_not_start);
+    TEST(threads_by_default);
     return test_summary();
 }

@@ -154,6 +154,8 @@ static void refusals(void) {
     check_refused(LINEAR_TINY " WORK/bytes --from 9", 1, "found 0");
     check_refused(LINEAR_TINY " WORK/bytes --from 4 --to 2", 1, "found 0");
     check_refused(LINEAR_TINY " WORK/ids --tokens", 1, "found 256");
+    check_refused(LINEAR_TINY " WORK/ids --tokens --to 1", 1,
+                  "expected 2 tokens or more from 0 on, found 1");
     check_refused("no/such/model WORK/bytes", 1, "no/such/model");
     check_refused("tests/golden/tokenizer WORK/bytes", 1,
                   "tiktoken.model: expected no tokenizer with a file of text");

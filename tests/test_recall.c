@@ -70,6 +70,19 @@ static void all_rows(void) {
     outcome_free(&o);
 }
 
+/* Tables name a model by the last part of its path, however that is written. */
+static void names_are_last_parts(void) {
+    static const char *const paths[] = {"examples//models//recall-kda//", "./" KDA "/"};
+    for (size_t i = 0; i < 2; i++) {
+        char arguments[200];
+        snprintf(arguments, sizeof arguments, "%s --pairs 8 --queries 1", paths[i]);
+        outcome o = run_ok(arguments);
+        CHECK_MSG(strstr(o.out, "chance       recall-kda"), "%s", o.out);
+        CHECK_MSG(strstr(o.out, "every layer of recall-kda"), "%s", o.out);
+        outcome_free(&o);
+    }
+}
+
 static void seeds(void) {
     double values[4][4];
     static const char *const runs[] = {"--seed 3", "--seed 3 --threads 1", "--seed 4", ""};
@@ -113,6 +126,7 @@ static void refusals(void) {
                   "examples/models/text-plain: expected vocab_size 512");
     check_refused("examples/models/text-plain", 1, "found 256");
     check_refused(KDA " no/such/model --pairs 1 --queries 1", 1, "no/such/model");
+    check_refused("no/such/model " KDA " --pairs 1 --queries 1", 1, "no/such/model");
     check_refused("a b c d e f g h i", 2, "\"i\"");
     check_refused("--pairs 0", 2, "--pairs");
     check_refused("--pairs 383", 2, "--pairs");
@@ -134,6 +148,7 @@ int main(void) {
     TEST(few_pairs_are_easy);
     TEST(longer_than_trained);
     TEST(all_rows);
+    TEST(names_are_last_parts);
     TEST(seeds);
     TEST(a_spoilt_model_is_near_chance);
     TEST(refusals);

@@ -1,5 +1,6 @@
 /* test_sample.c - the sampler against its definition: filters one after another over all ids,
  * ranked by a sort, in float64. */
+#include "../examples/draft.h"
 #include "../examples/sample.h"
 
 #include "test.h"
@@ -256,6 +257,66 @@ static void the_largest_number_draws_the_last(void) {
     }
 }
 
+/* Of all seeds one would begin with the state that xorshift never leaves. */
+static void no_seed_stands_still(void) {
+    uint64_t inverse = 1;
+    for (int i = 0; i < 6; i++) inverse *= 2 - 0x9E3779B97F4A7C15u * inverse; /* Newton */
+    random_state r = random_seed((0 - 0xD1B54A32D192ED03u) * inverse), before = r;
+    CHECK(r.bits != 0);
+    for (int i = 0; i < 10; i++) random_uniform(&r);
+    CHECK(r.bits != before.bits && random_uniform(&r) > 0);
+}
+
+/* Ids that no vocabulary of that size has change nothing; one that no memory holds is refused. */
+static void sizes_of_vocabularies(void) {
+    static const float logits[4] = {3, 2, -1, -1.5f};
+    static const uint32_t others[3] = {4, 1000, UINT32_MAX};
+    const size_t huge = SIZE_MAX / 2;
+    sample_options o = sample_defaults();
+    char expected[80];
+    error e;
+    o.repetition_penalty = 2;
+    sampler s = open_sampler(&o, 4);
+    sampler_read(&s, others, 3);
+    CHECK(sampler_next(&s, logits) == 0);
+    sampler_close(&s);
+    CHECK(!sampler_open(&s, &o, huge, &e) && !s.candidates && !s.logits && !s.seen);
+    snprintf(expected, sizeof expected, "no memory to choose from %zu tokens", huge);
+    CHECK_MSG(strcmp(e.text, expected) == 0, "%s", e.text);
+}
+
+/* What followed the last time that as many as possible of the last tokens stood together: two at
+ * least, sixteen at most, the latest of equals; into the repetition itself. */
+static void guesses_are_what_followed(void) {
+    static const struct {
+        const char *text;
+        size_t most;
+        const char *guess;
+    } cases[] = {
+        {"", 9, ""},
+        {"ab", 9, ""},
+        {"abcab", 2, "ca"},
+        {"abcab", 7, "cabcabc"},
+        {"abcab", 0, ""},
+        {"xbcab", 9, ""}, /* one token is not enough */
+        {"aaaa", 3, "aaa"},
+        {"abxabyab", 1, "y"},
+        {"cabxabycab", 1, "x"}, /* three agree there */
+        {"0123456789abcdef>X0123456789abcdef<Y0123456789abcdef", 2, "<Y"},
+        {"A0123456789abcdef>XB0123456789abcdef<YA0123456789abcdef", 2, "<Y"}, /* 17 as 16 */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint32_t ids[60], proposed[10];
+        char guess[11] = "";
+        size_t n = strlen(cases[i].text);
+        for (size_t k = 0; k < n; k++) ids[k] = (unsigned char)cases[i].text[k];
+        size_t count = draft_ngram(ids, n, cases[i].most, proposed);
+        for (size_t k = 0; k < count && k < 10; k++) guess[k] = (char)proposed[k];
+        CHECK_MSG(strcmp(guess, cases[i].guess) == 0, "%s: \"%s\", not \"%s\"", cases[i].text,
+                  guess, cases[i].guess);
+    }
+}
+
 int main(void) {
     TEST(draws_are_the_definition);
     TEST(filters_by_hand);
@@ -264,5 +325,8 @@ int main(void) {
     TEST(greedy);
     TEST(the_largest_number_draws_the_last);
     TEST(frequencies);
+    TEST(no_seed_stands_still);
+    TEST(sizes_of_vocabularies);
+    TEST(guesses_are_what_followed);
     return test_summary();
 }

@@ -683,6 +683,10 @@ static void prints_ids(void) {
     CHECK(o.n_out == 0);
     outcome_free(&o);
     check_refused("no/such/directory WORK/text", 1, "no/such/directory/tiktoken.model: file not");
+    o = run(GOLDEN " WORK/none");
+    CHECK_MSG(o.status == 1 && o.n_out == 0 && strstr(o.err, "/none: file not found\n"), "%s",
+              o.err);
+    outcome_free(&o);
     check_refused(GOLDEN, 2, "expected MODEL_DIR and FILE, found 1");
     check_refused(GOLDEN " WORK/text --repeat 0", 2, "--repeat");
 }
