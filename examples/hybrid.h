@@ -286,6 +286,7 @@ bool hybrid_commit(hybrid_workspace *work, hybrid_session *session, size_t m, er
 #define KDA_IMPLEMENTATION
 #endif
 #include "../kda.h"
+#include "arena.h"
 #if !defined(MLA_IMPLEMENTATION)
 #define MLA_IMPLEMENTATION
 #endif
@@ -385,46 +386,10 @@ static attnres_run hybridi_attnres_run(const linear_run *how) {
 
 /* ---- Memory ---- */
 
-/* Hands out parts of one allocation, or without one counts what they need. */
-typedef struct hybridi_arena {
-    unsigned char *base; /* null: count only */
-    size_t used;
-    bool overflow;
-} hybridi_arena;
-
-static void *hybridi_take(hybridi_arena *arena, size_t bytes) {
-    void *part = arena->base ? arena->base + arena->used : NULL;
-    size_t blocks = bytes / 64 + (bytes % 64 != 0);
-    if (blocks > (PTRDIFF_MAX - arena->used) / 64) {
-        arena->overflow = true;
-        return NULL;
-    }
-    arena->used += 64 * blocks;
-    return part;
-}
-
-/* An array [a][b][c] of elements of `size` bytes. */
-static void *hybridi_array(hybridi_arena *arena, size_t size, size_t a, size_t b, size_t c) {
-    size_t dims[3], bytes = size;
-    dims[0] = a, dims[1] = b, dims[2] = c;
-    for (size_t i = 0; i < 3; i++) {
-        if (dims[i] > 0 && bytes > PTRDIFF_MAX / dims[i]) {
-            arena->overflow = true;
-            return NULL;
-        }
-        bytes *= dims[i];
-    }
-    return hybridi_take(arena, bytes);
-}
-
-static float *hybridi_floats(hybridi_arena *arena, size_t a, size_t b, size_t c) {
-    return (float *)hybridi_array(arena, sizeof(float), a, b, c);
-}
-
 /* What a size function of a library says, where 0 means that there is no such size. */
-static void *hybridi_take_sized(hybridi_arena *arena, size_t bytes) {
+static void *hybridi_take_sized(memory_arena *arena, size_t bytes) {
     if (bytes == 0) arena->overflow = true;
-    return hybridi_take(arena, bytes);
+    return arena_take(arena, bytes);
 }
 
 /* `bytes` of memory aligned to 64 bytes, as many as an arena counted: whole blocks, so that 63 more
@@ -438,27 +403,27 @@ static void *hybridi_allocate(size_t bytes, void **memory) {
 
 static hybrid_memory hybridi_place_layer(const hybrid_config *c, bool is_kda,
                                          const hybrid_session_options *options,
-                                         hybridi_arena *arena) {
+                                         memory_arena *arena) {
     hybrid_memory memory;
     memset(&memory, 0, sizeof memory);
     if (is_kda) {
         kda_layer_desc desc = hybridi_kda_desc(c, NULL);
         memory.state = hybridi_take_sized(arena, kda_state_bytes(&desc.op));
-        memory.window = hybridi_take(arena, kda_layer_window_bytes(&desc)); /* 0 bytes: width 1 */
+        memory.window = arena_take(arena, kda_layer_window_bytes(&desc)); /* 0 bytes: width 1 */
         if (options->max_draft > 0)
             memory.journal =
                 hybridi_take_sized(arena, kda_layer_journal_bytes(&desc, options->max_draft));
     } else {
         mla_desc desc = hybridi_mla_desc(c, options->cache);
-        memory.latents = hybridi_array(arena, mla_cache_row_bytes(&desc), options->capacity, 1, 1);
+        memory.latents = arena_array(arena, mla_cache_row_bytes(&desc), options->capacity, 1, 1);
     }
     return memory;
 }
 
 /* Lays the session out; with a counting arena, finds the size. */
-static void hybridi_place_session(hybrid_session *s, hybridi_arena *arena) {
+static void hybridi_place_session(hybrid_session *s, memory_arena *arena) {
     const hybrid_config *c = &s->model->config;
-    s->layers = (hybrid_memory *)hybridi_take(arena, c->n_layers * sizeof *s->layers);
+    s->layers = (hybrid_memory *)arena_take(arena, c->n_layers * sizeof *s->layers);
     for (size_t i = 0; i < c->n_layers; i++) {
         hybrid_memory memory = hybridi_place_layer(c, c->is_kda[i], &s->options, arena);
         if (s->layers) s->layers[i] = memory;
@@ -477,7 +442,7 @@ static hybrid_session hybridi_new_session(const hybrid_model *model,
 
 size_t hybrid_session_bytes(const hybrid_model *model, const hybrid_session_options *options) {
     hybrid_session session = hybridi_new_session(model, options);
-    hybridi_arena counting = {NULL, 0, false};
+    memory_arena counting = {NULL, 0, false};
     hybridi_place_session(&session, &counting);
     return counting.overflow ? 0 : counting.used;
 }
@@ -508,7 +473,7 @@ bool hybrid_session_open(hybrid_session *session, const hybrid_model *model,
         return error_set(e, "a session of %zu tokens: more bytes than can be addressed",
                          options->capacity);
     hybrid_session opened = hybridi_new_session(model, options);
-    hybridi_arena arena = {NULL, 0, false};
+    memory_arena arena = {NULL, 0, false};
     arena.base = (unsigned char *)hybridi_allocate(bytes, &opened.memory);
     if (!arena.base)
         return error_set(e, "a session of %zu tokens: no memory for %zu bytes", options->capacity,
@@ -589,17 +554,17 @@ hybrid_sizes hybrid_memory_sizes(const hybrid_model *model, size_t n_tokens, lin
 /* ---- Workspace ---- */
 
 static void hybridi_place_kda(hybrid_scratch *scratch, const hybrid_config *c, size_t block,
-                              const linear_run *how, hybridi_arena *arena) {
+                              const linear_run *how, memory_arena *arena) {
     kda_layer_desc desc = hybridi_kda_desc(c, NULL);
     kda_run *run = &scratch->kda.run;
     *run = hybridi_kda_run(how);
-    scratch->kda.q = hybridi_floats(arena, block, c->kda_heads, c->kda_head_dim);
-    scratch->kda.k = hybridi_floats(arena, block, c->kda_heads, c->kda_head_dim);
-    scratch->kda.v = hybridi_floats(arena, block, c->kda_heads, c->kda_head_dim);
-    scratch->kda.decay = hybridi_floats(arena, block, c->kda_heads, c->kda_head_dim);
-    scratch->kda.gate = hybridi_floats(arena, block, c->kda_heads, c->kda_head_dim);
-    scratch->kda.low = hybridi_floats(arena, 2, block, c->kda_head_dim);
-    scratch->kda.beta = hybridi_floats(arena, block, c->kda_heads, 1);
+    scratch->kda.q = arena_floats(arena, block, c->kda_heads, c->kda_head_dim);
+    scratch->kda.k = arena_floats(arena, block, c->kda_heads, c->kda_head_dim);
+    scratch->kda.v = arena_floats(arena, block, c->kda_heads, c->kda_head_dim);
+    scratch->kda.decay = arena_floats(arena, block, c->kda_heads, c->kda_head_dim);
+    scratch->kda.gate = arena_floats(arena, block, c->kda_heads, c->kda_head_dim);
+    scratch->kda.low = arena_floats(arena, 2, block, c->kda_head_dim);
+    scratch->kda.beta = arena_floats(arena, block, c->kda_heads, 1);
     run->scratch_bytes = kda_layer_scratch_bytes(&desc, block, run);
     run->scratch = hybridi_take_sized(arena, run->scratch_bytes);
 }
@@ -609,26 +574,26 @@ static size_t hybridi_routed_width(const hybrid_config *c) {
 }
 
 static void hybridi_place_ffn(hybrid_scratch *scratch, const hybrid_config *c, size_t block,
-                              hybridi_arena *arena) {
+                              memory_arena *arena) {
     size_t experts = c->num_experts, routed = hybridi_routed_width(c), width = c->intermediate_size;
     size_t shared = c->num_shared_experts * c->moe_intermediate_size;
     if (width < shared) width = shared;
     if (width < c->moe_intermediate_size) width = c->moe_intermediate_size;
-    scratch->ffn.gate = hybridi_floats(arena, block, width, 1);
-    scratch->ffn.up = hybridi_floats(arena, block, width, 1);
+    scratch->ffn.gate = arena_floats(arena, block, width, 1);
+    scratch->ffn.up = arena_floats(arena, block, width, 1);
     if (experts == 0) return;
-    scratch->ffn.scores = hybridi_floats(arena, block, experts, 1);
-    scratch->ffn.selection = hybridi_floats(arena, block, experts + c->num_expert_group, 1);
+    scratch->ffn.scores = arena_floats(arena, block, experts, 1);
+    scratch->ffn.selection = arena_floats(arena, block, experts + c->num_expert_group, 1);
     scratch->ffn.chosen =
-        (uint32_t *)hybridi_array(arena, sizeof(uint32_t), block, c->experts_per_token, 1);
-    scratch->ffn.weights = hybridi_floats(arena, block, c->experts_per_token, 1);
-    scratch->ffn.latent = hybridi_floats(arena, block, routed, 1);
-    scratch->ffn.sum = hybridi_floats(arena, block, routed, 1);
-    scratch->ffn.rows = hybridi_floats(arena, block, routed, 1);
-    scratch->ffn.expert = hybridi_floats(arena, block, routed, 1);
-    scratch->ffn.tokens = (uint32_t *)hybridi_array(arena, sizeof(uint32_t), block, 1, 1);
-    scratch->ffn.shares = hybridi_floats(arena, block, 1, 1);
-    scratch->ffn.shared = hybridi_floats(arena, block, c->hidden_size, 1);
+        (uint32_t *)arena_array(arena, sizeof(uint32_t), block, c->experts_per_token, 1);
+    scratch->ffn.weights = arena_floats(arena, block, c->experts_per_token, 1);
+    scratch->ffn.latent = arena_floats(arena, block, routed, 1);
+    scratch->ffn.sum = arena_floats(arena, block, routed, 1);
+    scratch->ffn.rows = arena_floats(arena, block, routed, 1);
+    scratch->ffn.expert = arena_floats(arena, block, routed, 1);
+    scratch->ffn.tokens = (uint32_t *)arena_array(arena, sizeof(uint32_t), block, 1, 1);
+    scratch->ffn.shares = arena_floats(arena, block, 1, 1);
+    scratch->ffn.shared = arena_floats(arena, block, c->hidden_size, 1);
 }
 
 static size_t hybridi_mla_scratch_bytes(const hybrid_config *c,
@@ -647,20 +612,20 @@ static size_t hybridi_mla_scratch_bytes(const hybrid_config *c,
 
 /* KDA, MLA, feed-forward and head scratch lie over one another: a sub-layer keeps nothing in it. */
 static void hybridi_place_scratch(hybrid_scratch *scratch, const hybrid_config *c,
-                                  const hybrid_workspace_options *options, hybridi_arena *arena) {
+                                  const hybrid_workspace_options *options, memory_arena *arena) {
     size_t block = options->block, vocab = c->vocab_size;
-    scratch->parts = (hybrid_part *)hybridi_array(arena, sizeof *scratch->parts, block, 1, 1);
-    scratch->kda_seqs = (kda_seq *)hybridi_array(arena, sizeof *scratch->kda_seqs, block, 1, 1);
-    scratch->mla_seqs = (mla_seq *)hybridi_array(arena, sizeof *scratch->mla_seqs, block, 1, 1);
-    scratch->x = hybridi_floats(arena, block, c->hidden_size, 1);
-    scratch->in = hybridi_floats(arena, block, c->hidden_size, 1);
-    scratch->out = hybridi_floats(arena, block, c->hidden_size, 1);
-    scratch->depth = hybridi_floats(arena, block, hybrid_depth_sources(c), 1);
-    hybridi_arena kda = *arena, mla = *arena, head = *arena;
+    scratch->parts = (hybrid_part *)arena_array(arena, sizeof *scratch->parts, block, 1, 1);
+    scratch->kda_seqs = (kda_seq *)arena_array(arena, sizeof *scratch->kda_seqs, block, 1, 1);
+    scratch->mla_seqs = (mla_seq *)arena_array(arena, sizeof *scratch->mla_seqs, block, 1, 1);
+    scratch->x = arena_floats(arena, block, c->hidden_size, 1);
+    scratch->in = arena_floats(arena, block, c->hidden_size, 1);
+    scratch->out = arena_floats(arena, block, c->hidden_size, 1);
+    scratch->depth = arena_floats(arena, block, hybrid_depth_sources(c), 1);
+    memory_arena kda = *arena, mla = *arena, head = *arena;
     hybridi_place_kda(scratch, c, block, &options->run, &kda);
     scratch->mla = hybridi_take_sized(&mla, hybridi_mla_scratch_bytes(c, options));
     scratch->logits =
-        hybridi_floats(&head, block, vocab < HYBRIDI_HEAD_ROWS ? vocab : HYBRIDI_HEAD_ROWS, 1);
+        arena_floats(&head, block, vocab < HYBRIDI_HEAD_ROWS ? vocab : HYBRIDI_HEAD_ROWS, 1);
     hybridi_place_ffn(scratch, c, block, arena);
     if (arena->used < kda.used) arena->used = kda.used;
     if (arena->used < mla.used) arena->used = mla.used;
@@ -669,7 +634,7 @@ static void hybridi_place_scratch(hybrid_scratch *scratch, const hybrid_config *
 }
 
 /* Lays the workspace out; with a counting arena, finds the size. */
-static void hybridi_place_workspace(hybrid_workspace *work, hybridi_arena *arena) {
+static void hybridi_place_workspace(hybrid_workspace *work, memory_arena *arena) {
     const hybrid_config *c = &work->model->config;
     if (c->attn_res_block_size > 0) {
         attnres_bank_desc desc = hybridi_bank_desc(c, &work->options);
@@ -697,7 +662,7 @@ bool hybrid_has_bf16_dots(const hybrid_model *model, linear_type cache, const li
 
 size_t hybrid_workspace_bytes(const hybrid_model *model, const hybrid_workspace_options *options) {
     hybrid_workspace work = hybridi_new_workspace(model, options);
-    hybridi_arena counting = {NULL, 0, false};
+    memory_arena counting = {NULL, 0, false};
     if (work.options.block < HYBRID_MIN_BLOCK) return 0;
     hybridi_place_workspace(&work, &counting);
     return counting.overflow ? 0 : counting.used;
@@ -724,7 +689,7 @@ bool hybrid_workspace_open(hybrid_workspace *work, const hybrid_model *model,
     if (bytes == 0)
         return error_set(e, "a workspace of %zu tokens: more bytes than can be addressed",
                          opened.options.block);
-    hybridi_arena arena = {NULL, 0, false};
+    memory_arena arena = {NULL, 0, false};
     arena.base = (unsigned char *)hybridi_allocate(bytes, &opened.memory);
     if (!arena.base)
         return error_set(e, "a workspace of %zu tokens: no memory for %zu bytes",

@@ -124,6 +124,7 @@ void mla_forward(const linear_run *run, const mla_desc *desc, const mla_weights 
 #define KDA_IMPLEMENTATION
 #endif
 #include "../kda.h" /* kda_exp, kda_sigmoid */
+#include "arena.h"
 
 #include <math.h>
 #include <string.h>
@@ -158,27 +159,6 @@ typedef struct mlai_scratch {
     size_t worker_bytes;
 } mlai_scratch;
 
-/* Hands out parts of a caller's memory, or with none counts them. */
-typedef struct mlai_arena {
-    unsigned char *base;
-    size_t used;
-    bool overflow;
-} mlai_arena;
-
-static float *mlai_take(mlai_arena *arena, size_t a, size_t b, size_t c) {
-    size_t most = PTRDIFF_MAX / 8, start = arena->used, dims[3], n = 1;
-    dims[0] = a, dims[1] = b, dims[2] = c;
-    for (size_t i = 0; i < 3; i++) {
-        if (dims[i] > 0 && n > most / dims[i]) arena->overflow = true;
-        n *= dims[i];
-    }
-    size_t lines = n / 16 + (n % 16 != 0); /* of 64 bytes */
-    if (lines > (most - start) / 64) arena->overflow = true;
-    if (arena->overflow) return NULL;
-    arena->used += 64 * lines;
-    return arena->base ? (float *)(void *)(arena->base + start) : NULL;
-}
-
 static size_t mlai_padded(size_t channels) {
     return (channels + KERNELS_LANES_MOST - 1) / KERNELS_LANES_MOST * KERNELS_LANES_MOST;
 }
@@ -201,15 +181,15 @@ static size_t mlai_rows(const mla_desc *desc) {
     return desc->n_heads > MLAI_ROWS ? desc->n_heads : MLAI_ROWS;
 }
 
-static mlai_worker mlai_place_worker(const mla_desc *desc, mlai_arena *arena) {
+static mlai_worker mlai_place_worker(const mla_desc *desc, memory_arena *arena) {
     mlai_worker worker;
     size_t rows = mlai_rows(desc);
-    worker.tile = mlai_take(arena, MLA_TILE, mlai_tile_stride(desc), 1);
-    worker.scores = mlai_take(arena, rows, MLA_TILE, 1);
-    worker.mix = mlai_take(arena, rows, mla_mix_stride(desc), 1);
-    worker.max = mlai_take(arena, rows, 1, 1);
-    worker.sum = mlai_take(arena, rows, 1, 1);
-    worker.rescale = mlai_take(arena, rows, 1, 1);
+    worker.tile = arena_floats(arena, MLA_TILE, mlai_tile_stride(desc), 1);
+    worker.scores = arena_floats(arena, rows, MLA_TILE, 1);
+    worker.mix = arena_floats(arena, rows, mla_mix_stride(desc), 1);
+    worker.max = arena_floats(arena, rows, 1, 1);
+    worker.sum = arena_floats(arena, rows, 1, 1);
+    worker.rescale = arena_floats(arena, rows, 1, 1);
     return worker;
 }
 
@@ -218,34 +198,35 @@ static size_t mlai_ranges(size_t n_keys) {
 }
 
 static mlai_scratch mlai_place(const mla_desc *desc, size_t n, size_t capacity, size_t n_threads,
-                               mlai_arena *arena) {
+                               memory_arena *arena) {
     mlai_scratch s;
     size_t heads = desc->n_heads, ranges = capacity > MLA_RANGE ? mlai_ranges(capacity) : 0;
-    mlai_arena counting = {NULL, 0, false};
+    memory_arena counting = {NULL, 0, false};
     mlai_place_worker(desc, &counting);
     arena->overflow = counting.overflow;
     s.worker_bytes = counting.used;
-    s.workers = (unsigned char *)mlai_take(arena, n_threads, s.worker_bytes / sizeof(float), 1);
-    s.range_mix = mlai_take(arena, ranges, heads, mla_mix_stride(desc));
-    s.range_max = mlai_take(arena, ranges, heads, 1);
-    s.range_sum = mlai_take(arena, ranges, heads, 1);
-    s.max = mlai_take(arena, n, heads, 1);
-    s.sum = mlai_take(arena, n, heads, 1);
-    s.absorbed_bf16 = (uint16_t *)mlai_take(arena, n, heads, mla_query_stride(desc) / 2);
-    s.zeros = mlai_take(arena, n, 1, 1);
-    s.ones = mlai_take(arena, n, 1, 1);
-    s.q_low = mlai_take(arena, n, desc->q_latent, 1);
-    s.q = mlai_take(arena, n, heads, desc->dim_nope + desc->dim_rope);
-    s.kv = mlai_take(arena, n, mla_cache_width(desc), 1);
-    s.absorbed = mlai_take(arena, n, heads, mla_query_stride(desc));
-    s.mix = mlai_take(arena, n, heads, mla_mix_stride(desc));
-    s.out = mlai_take(arena, n, heads, desc->dim_v);
-    s.gate = mlai_take(arena, n, heads, desc->dim_v);
+    s.workers = (unsigned char *)arena_array(arena, 1, n_threads, s.worker_bytes, 1);
+    s.range_mix = arena_floats(arena, ranges, heads, mla_mix_stride(desc));
+    s.range_max = arena_floats(arena, ranges, heads, 1);
+    s.range_sum = arena_floats(arena, ranges, heads, 1);
+    s.max = arena_floats(arena, n, heads, 1);
+    s.sum = arena_floats(arena, n, heads, 1);
+    s.absorbed_bf16 =
+        (uint16_t *)arena_array(arena, sizeof(uint16_t), n, heads, mla_query_stride(desc));
+    s.zeros = arena_floats(arena, n, 1, 1);
+    s.ones = arena_floats(arena, n, 1, 1);
+    s.q_low = arena_floats(arena, n, desc->q_latent, 1);
+    s.q = arena_floats(arena, n, heads, desc->dim_nope + desc->dim_rope);
+    s.kv = arena_floats(arena, n, mla_cache_width(desc), 1);
+    s.absorbed = arena_floats(arena, n, heads, mla_query_stride(desc));
+    s.mix = arena_floats(arena, n, heads, mla_mix_stride(desc));
+    s.out = arena_floats(arena, n, heads, desc->dim_v);
+    s.gate = arena_floats(arena, n, heads, desc->dim_v);
     return s;
 }
 
 size_t mla_scratch_bytes(const mla_desc *desc, size_t n_tokens, size_t capacity, size_t n_threads) {
-    mlai_arena counting = {NULL, 0, false};
+    memory_arena counting = {NULL, 0, false};
     mlai_place(desc, n_tokens, capacity, n_threads, &counting);
     return counting.overflow ? 0 : counting.used;
 }
@@ -391,7 +372,7 @@ typedef struct mlai_call {
 } mlai_call;
 
 static mlai_worker mlai_worker_at(const mla_desc *desc, const mlai_scratch *scratch, size_t index) {
-    mlai_arena arena = {scratch->workers + index * scratch->worker_bytes, 0, false};
+    memory_arena arena = {scratch->workers + index * scratch->worker_bytes, 0, false};
     return mlai_place_worker(desc, &arena);
 }
 
@@ -532,7 +513,7 @@ static bool mlai_is_long_token(const mla_seq *seq) {
 
 static mlai_scratch mlai_place_call(const linear_run *run, const mla_desc *desc,
                                     const mla_seq *seqs, size_t n_seqs, void *scratch) {
-    mlai_arena arena = {(unsigned char *)scratch, 0, false};
+    memory_arena arena = {(unsigned char *)scratch, 0, false};
     size_t longest = 0;
     for (size_t i = 0; i < n_seqs; i++)
         if (seqs[i].n_past + seqs[i].n_tokens > longest)
