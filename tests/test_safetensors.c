@@ -160,7 +160,8 @@ static void knows_where_bytes_come_from(void) {
     CHECK_MSG(ok, "%s", e.text);
     if (ok) {
         st_prefault(&c);
-        CHECK_MSG(st_lock(&c, &e) == STI_MMAP, "%s", e.text); /* one that can lock has nothing to do */
+        /* A build that can lock has nothing to do. */
+        CHECK_MSG(st_lock(&c, &e) == STI_MMAP, "%s", e.text);
         CHECK(!st_file_at(&c, NULL, &offset) && !st_file_at(&c, &c, &offset) && offset == 77);
         CHECK(!st_file_at(&c, file.bytes + file.size, &offset) && offset == 77);
         for (size_t i = 0; i < file.size; i += file.size - 1) {
