@@ -104,8 +104,8 @@ static bool patterni_insert(patterni_reader *r, size_t first, int x, int y) {
     return true;
 }
 
+/* Each is for some of the expression's bytes, which are at most PATTERN_SIZE. */
 static uint8_t *patterni_new_set(patterni_reader *r) {
-    if (r->p->n_sets >= PATTERN_SIZE) return NULL;
     uint8_t *set = r->p->sets[r->p->n_sets];
     memset(set, 0, sizeof r->p->sets[0]);
     return patterni_emit(r, PATTERNI_SET, (int)r->p->n_sets++, 0) ? set : NULL;
@@ -189,7 +189,7 @@ static bool patterni_group(patterni_reader *r) {
 static bool patterni_atom(patterni_reader *r) {
     char c = *r->at;
     if (c == '\\' && (r->end - r->at < 2 || (unsigned char)r->at[1] >= 0x80)) return false;
-    if (strchr("*+?{})]", c) && c != '\0') return false;
+    if (strchr("*+?{})]", c)) return false;
     r->at++;
     if (c == '(') return patterni_group(r);
     if (c == '[') return patterni_set(r);

@@ -90,7 +90,7 @@ static const struct {
 } refused[] = {{"*a", 0},     {"a**", 2},    {"a)", 1},   {"(a", 2},       {"[a", 2},
                {"[b-a]", 4},  {"a{2,1}", 5}, {"a{x}", 2}, {"(?=a)", 2},    {"(?i)a", 2},
                {"\\1", 1},    {"\\b", 1},    {"a\\", 1},  {"(?P<n>a)", 2}, {"[[:alpha:]]", 1},
-               {"a{401}", 4}, {"a]", 1},     {"a{2", 3}};
+               {"a{401}", 4}, {"a]", 1},     {"a{2", 3},  {"[a-\\d]", 5}};
 
 static void others_are_refused(void) {
     pattern p;
@@ -120,6 +120,29 @@ static void none_is_slow(void) {
     CHECK(!pattern_compile(&p, text, PATTERN_SIZE, &wrong));
 }
 
+/* Of as many steps as there may be, and what is one more: a character, a set, a mark, an alternative
+ * and a repetition with and without end, which take one or two steps beside what they repeat. */
+static void programs_at_their_limit(void) {
+    static const char *const longest[] = {"a{400}",   "a{399}b",  "a{398}$",
+                                          "a{398}a?", "a{397}a*", "(a{200}|a{198})"};
+    static const char *const longer[] = {"a{400}b",         "a{400}.",    "a{400}[b]", "a{400}\\d",
+                                         "a{400}^",         "a{400}$",    "a{400}|b",  "a{399}|",
+                                         "(a{400})?",       "a{399}a?",   "a{398}a*",  "a{399}a*",
+                                         "(a{200}|a{199})", "(a{20}){21}"};
+    char name[400];
+    pattern p;
+    size_t wrong;
+    memset(name, 'a', 399), name[399] = '\0';
+    for (size_t i = 0; i < sizeof longest / sizeof *longest; i++)
+        CHECK_MSG(pattern_compile(&p, longest[i], strlen(longest[i]), &wrong), "%s", longest[i]);
+    CHECK(pattern_matches(&p, name) && !pattern_matches(&p, name + 399 - 197));
+    for (size_t i = 0; i < sizeof longer / sizeof *longer; i++) {
+        wrong = 99;
+        CHECK_MSG(!pattern_compile(&p, longer[i], strlen(longer[i]), &wrong), "%s", longer[i]);
+        CHECK_MSG(wrong > 0 && wrong <= strlen(longer[i]), "%s: at %zu", longer[i], wrong);
+    }
+}
+
 /* Bytes of any kind: neither accesses outside nor endless loops, which a sanitizer sees. */
 static void any_bytes(void) {
     static const char alphabet[] = "ab.*+?{}()[]|^$\\-,019dws";
@@ -145,6 +168,7 @@ int main(void) {
     TEST(as_python_answers);
     TEST(others_are_refused);
     TEST(none_is_slow);
+    TEST(programs_at_their_limit);
     TEST(any_bytes);
     return test_summary();
 }
