@@ -10,8 +10,8 @@
  *
  * Colours are classes whose values a style sheet in the file gives for both colour schemes of the
  * reader's page. Any numbers and any text may be given: a point that is not finite, lies outside of
- * a given range, or is not positive on a logarithmic axis is left out and breaks its line; what XML
- * does not allow in text becomes '?'.
+ * a given range, or is not positive on a logarithmic axis is left out and breaks its line; in text,
+ * control characters and what XML does not allow become '?'.
  *
  * Every function is static.
  */
@@ -82,7 +82,7 @@ static inline bool svg_close(svg *s, error *e);
 
 /* ---- Text ---- */
 
-/* Bytes of the UTF-8 character at `text` if XML allows it, else 0. */
+/* Bytes of the UTF-8 character at `text` if it may stand in the file, else 0. */
 static size_t svgi_character(const char *text) {
     const unsigned char *c = (const unsigned char *)text;
     if (c[0] < 0x80) return c[0] >= 0x20 && c[0] != 0x7F;
@@ -365,7 +365,8 @@ static inline bool svg_open(svg *s, const char *path, double width, double heigh
 
 static inline bool svg_close(svg *s, error *e) {
     fputs("</svg>\n", s->file);
-    bool written = fflush(s->file) == 0 && !ferror(s->file);
+    fflush(s->file);
+    bool written = !ferror(s->file); /* also of what was flushed before */
     if (!written) error_set(e, "%s: cannot write: %s", s->out.part, strerror(errno));
     s->file = NULL;
     return output_close(&s->out, written, e);

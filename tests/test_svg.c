@@ -176,6 +176,56 @@ static void text_is_escaped(void) {
     free(text);
 }
 
+/* The first and last of each length that XML allows, and those beside them. */
+static void characters_of_every_length(void) {
+    static const char *const allowed[] = {" ",
+                                          "~",
+                                          "\xC2\x80",
+                                          "\xDF\xBF",
+                                          "\xE0\xA0\x80",
+                                          "\xED\x9F\xBF",
+                                          "\xEE\x80\x80",
+                                          "\xEF\xBF\xBD",
+                                          "\xF0\x90\x80\x80",
+                                          "\xF4\x8F\xBF\xBF"};
+    static const char *const refused[] = {
+        "\x1F",         "\x7F",         "\xC1\xBF",         "\xE0\x9F\xBF",    "\xED\xA0\x80",
+        "\xED\xBF\xBF", "\xEF\xBF\xBE", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80"};
+    svg_chart chart = chart_of(NULL, 0);
+    char title[20], want[40];
+    for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++) {
+        snprintf(title, sizeof title, "[%s]", allowed[i]);
+        snprintf(want, sizeof want, "<title>%s</title>", title);
+        char *text = drawn(&chart, title);
+        CHECK_MSG(strstr(text, want), "character %zu", i);
+        free(text);
+    }
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        snprintf(title, sizeof title, "[%s]", refused[i]);
+        snprintf(want, sizeof want, "<title>[%.*s]</title>", (int)strlen(refused[i]), "????");
+        char *text = drawn(&chart, title);
+        CHECK_MSG(strstr(text, want), "refused character %zu", i);
+        free(text);
+    }
+}
+
+static void a_line_of_text(void) {
+    char path[] = "/tmp/test_svg_XXXXXX";
+    int descriptor = mkstemp(path);
+    svg s;
+    error e;
+    CHECK(descriptor >= 0 && close(descriptor) == 0);
+    CHECK(svg_open(&s, path, 100, 50, "", &e));
+    svg_text(&s, 12.5, 30, 13, "two < three");
+    CHECK(svg_close(&s, &e));
+    char *text = read_file(path);
+    unlink(path);
+    check_picture(text);
+    CHECK(strstr(text, "<text x=\"12.5\" y=\"30.0\" font-size=\"13.0\" text-anchor=\"start\">"
+                       "two &lt; three</text>"));
+    free(text);
+}
+
 static void points_that_cannot_be_shown(void) {
     static const double x[] = {1, 2, (double)NAN, 8, 16, -4, 0, 32, HUGE_VAL};
     static const double y[] = {1, (double)NAN, 3, 4, HUGE_VAL, 5, 6, 7, 8};
@@ -272,6 +322,8 @@ int main(void) {
     TEST(an_ordinary_chart);
     TEST(places);
     TEST(text_is_escaped);
+    TEST(characters_of_every_length);
+    TEST(a_line_of_text);
     TEST(points_that_cannot_be_shown);
     TEST(a_given_range_leaves_out);
     TEST(extreme_values);
