@@ -256,7 +256,7 @@ static bool tokenizeri_read_token(tokenizeri_reader *r, size_t *length) {
     padding = r->at - start - digits;
     if (!tokenizeri_next_is(r, ' '))
         return tokenizeri_expected(r, "a base64 digit or the space after a token");
-    if (digits == 0 || (digits + padding) % 4 || digits % 4 == 1)
+    if (digits == 0 || (digits + padding) % 4)
         return tokenizeri_fail(
             r, "token: expected base64 in groups of 4, found %zu digits and %zu '='", digits,
             padding);
@@ -491,8 +491,7 @@ static bool tokenizeri_read_specials(tokenizeri_reader *r, const char *path, con
 static unsigned tokenizeri_kind_of(uint32_t code); /* below, with what it is for */
 
 static bool tokenizeri_path(char *path, const char *directory, const char *name, error *e) {
-    int n = snprintf(path, TOKENIZERI_PATH, "%s/%s", directory, name);
-    return (n > 0 && n < TOKENIZERI_PATH) ||
+    return (size_t)snprintf(path, TOKENIZERI_PATH, "%s/%s", directory, name) < TOKENIZERI_PATH ||
            error_set(e, "%.60s...: expected a shorter path", directory);
 }
 

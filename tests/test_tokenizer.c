@@ -27,6 +27,7 @@ static void *test_realloc(void *old, size_t size) {
 #include "../examples/safetensors.h"
 #define PROGRAM "tokenize"
 #include "program.h" /* before there is a type called arguments */
+#include <unistd.h>
 #define TOKENIZER_IMPLEMENTATION
 #include "../examples/stop.h"
 #include "../examples/tokenizer.h"
@@ -197,6 +198,9 @@ static void cuts_words(void) {
                  (const size_t[]){3, 4, 5}, 3);
     check_pieces("-ABc'S-", (const size_t[]){6, 7}, 2);
     check_pieces("ABc'\xc5\xbf-", (const size_t[]){6, 7}, 2);
+    check_pieces("a'REb'vec'Ll-", (const size_t[]){4, 8, 12, 13}, 4);
+    check_pieces("a'rxb'vlc'lx-", (const size_t[]){1, 5, 9, 12, 13}, 5); /* no contractions */
+    check_pieces("a'r", (const size_t[]){1, 3}, 2);
 }
 
 /* ---- Special tokens ---- */
@@ -443,6 +447,13 @@ static void refuses_bad_lines(void) {
                       "found byte 0x09"},
         {"I$A= 299", "line 300, column 2: expected a base64 digit or the space after a token, "
                      "found '$'"},
+        {"I{A= 299", "line 300, column 2: expected a base64 digit or the space after a token, "
+                     "found '{'"},
+        {"I\xff", "line 300, column 2: expected a base64 digit or the space after a token, found "
+                  "byte 0xff"},
+        {"IAAAA=== 299", "line 300, column 8: expected a base64 digit or the space after a token, "
+                         "found '='"},
+        {"IAAAA 299", "line 300, token: expected base64 in groups of 4, found 5 digits and 0 '='"},
         {"IGA=== 299", "line 300, column 6: expected a base64 digit or the space after a token, "
                        "found '='"},
         {"IGA=A 299", "line 300, column 5: expected a base64 digit or the space after a token, "
@@ -461,6 +472,7 @@ static void refuses_bad_lines(void) {
                       "0x20"},
         {"qqqq 299\r", "line 300, column 9: expected a digit or the end of the line, found byte "
                        "0x0d"},
+        {"qqqq 2:9", "line 300, column 7: expected a digit or the end of the line, found ':'"},
         {"qqqq 2.9", "line 300, column 7: expected a digit or the end of the line, found '.'"},
         {"qqqq 298", "line 300, rank 298 occurs twice"},
         {"qqqq 2500", "line 300, expected a rank below the 2500 lines of the file, found 2500"},
@@ -468,6 +480,9 @@ static void refuses_bad_lines(void) {
          "line 300, expected a rank below the 2500 lines of the file, found 4294967595"},
         {"qqqq 18446744073709551915", "line 300, expected a rank below the 2500 lines of the "
                                       "file, found 18446744073709551915"},
+        {"qqqq 1234567890123456789012345678901234567890123", /* the first 40 digits are shown */
+         "line 300, expected a rank below the 2500 lines of the file, found "
+         "1234567890123456789012345678901234567890"},
         {"AA== 299", "line 300, the token of rank 0 occurs again"}};
     restore("tokenizer_config.json");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -548,6 +563,8 @@ static void refuses_bad_special_tokens(void) {
          ADDED "expected ids from 2500 to 2755, found \"99999999999999999999999\""},
         {"{\"added_tokens_decoder\": {\"02500\": {\"content\": \"x\"}}}",
          ADDED "expected ids from 2500 to 2755, found \"02500\""},
+        {"{\"added_tokens_decoder\": {\"0\": {\"content\": \"x\"}}}",
+         ADDED "expected ids from 2500 to 2755, found \"0\""},
         {"{\"added_tokens_decoder\": {\"2500x\": {\"content\": \"x\"}}}",
          ADDED "expected ids from 2500 to 2755, found \"2500x\""},
         {"{\"added_tokens_decoder\": {\"\": {\"content\": \"x\"}}}",
@@ -568,6 +585,26 @@ static void refuses_bad_special_tokens(void) {
         write_file(directory, "tokenizer_config.json", cases[i].text, strlen(cases[i].text));
         check_open_refused("tokenizer_config.json", cases[i].message);
     }
+    char text[400], message[200]; /* a name one byte too long, of which a message shows the first */
+    snprintf(text, sizeof text, "{\"added_tokens_decoder\": {\"2500\": {\"content\": \"%0257d\"}}}",
+             0);
+    snprintf(message, sizeof message,
+             ADDED "2500: content: expected a string of 1 to 256 bytes, found \"%077d\"", 0);
+    write_file(directory, "tokenizer_config.json", text, strlen(text));
+    check_open_refused("tokenizer_config.json", message);
+}
+
+/* What is there and cannot be opened, as a link to itself, is not as if it were not there. */
+static void refuses_special_tokens_that_do_not_open(void) {
+    char path[400];
+    tokenizer bad;
+    error e;
+    restore("tiktoken.model");
+    snprintf(path, sizeof path, "%s/tokenizer_config.json", directory);
+    remove(path);
+    CHECK(symlink("tokenizer_config.json", path) == 0);
+    CHECK(!tokenizer_open(&bad, directory, &e) && strncmp(e.text, path, strlen(path)) == 0);
+    remove(path);
 }
 
 /* Names of which one begins another, the longest allowed among them; and names without a file. */
@@ -580,12 +617,13 @@ static void takes_other_special_tokens(void) {
     name[256] = '\0';
     snprintf(text, sizeof text,
              "{\"added_tokens_decoder\": {\"2510\": {\"content\": \"<a\"}, \"2511\": {\"content\": "
-             "\"<a>\"}, \"2512\": {\"content\": \"%s\"}}}",
+             "\"<a>\"}, \"2512\": {\"content\": \"%s\"}, \"2513\": {\"content\": \"<\"}}}",
              name);
     write_file(directory, "tokenizer_config.json", text, strlen(text));
     if (!tokenizer_open(&other, directory, &e)) give_up(e.text);
-    token_list ids = encode(&other, "<a><a<a>", 8, TOKENIZER_SPECIAL);
-    CHECK(ids.n == 3 && ids.ids[0] == 2511 && ids.ids[1] == 2510 && ids.ids[2] == 2511);
+    token_list ids = encode(&other, "<a><a<<a>", 9, TOKENIZER_SPECIAL);
+    CHECK(ids.n == 4 && ids.ids[0] == 2511 && ids.ids[1] == 2510);
+    CHECK(ids.n == 4 && ids.ids[2] == 2513 && ids.ids[3] == 2511);
     CHECK(tokenizer_special(&other, name, &id) && id == 2512);
     free_ids(&ids);
     tokenizer_close(&other);
@@ -628,6 +666,7 @@ static void survives_without_memory(void) {
     char text[3000]; /* one piece that allocates, and more ids than the first allocation holds */
     size_t needed = 0;
     for (size_t i = 0; i < sizeof text; i++) text[i] = "!?#"[i % 3];
+    memcpy(text, "[BOS]", 5);
     for (bool done = false; !done; needed++) {
         tokenizer other;
         token_list ids = {0};
@@ -635,7 +674,8 @@ static void survives_without_memory(void) {
         memset(&e, 0, sizeof e);
         allocations = 0, allocations_allowed = needed;
         bool opened = tokenizer_open(&other, GOLDEN, &e);
-        bool encoded = opened && tokenizer_encode(&other, text, sizeof text, 0, &ids, NULL, &e);
+        bool encoded = opened && tokenizer_encode(&other, text, sizeof text, TOKENIZER_SPECIAL,
+                                                  &ids, NULL, &e);
         allocations_allowed = SIZE_MAX;
         CHECK(encoded || strstr(e.text, "memory"));
         CHECK(encoded || ids.n == 0);
@@ -649,9 +689,34 @@ static void survives_without_memory(void) {
 
 static void base64_line(FILE *file, const unsigned char *bytes, size_t n, uint32_t rank) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    unsigned bits = (unsigned)bytes[0] << 16 | (n > 1 ? (unsigned)bytes[1] << 8 : 0);
-    fprintf(file, "%c%c%c= %u\n", digits[bits >> 18], digits[bits >> 12 & 63],
-            n > 1 ? digits[bits >> 6 & 63] : '=', (unsigned)rank);
+    unsigned bits = (unsigned)bytes[0] << 16 | (n > 1 ? (unsigned)bytes[1] << 8 : 0) |
+                    (n > 2 ? (unsigned)bytes[2] : 0);
+    fprintf(file, "%c%c%c%c %u\n", digits[bits >> 18], digits[bits >> 12 & 63],
+            n > 1 ? digits[bits >> 6 & 63] : '=', n > 2 ? digits[bits & 63] : '=', (unsigned)rank);
+}
+
+/* 250 tokens for which a table of 506 would be searched from one place: with each as many more are
+ * met as there are. */
+static void refuses_tokens_of_one_place(void) {
+    char path[400];
+    tokenizer bad;
+    error e = {""};
+    uint32_t rank = 0;
+    snprintf(path, sizeof path, "%s/tiktoken.model", directory);
+    FILE *file = fopen(path, "wb");
+    if (!file) give_up(path);
+    for (; rank < 256; rank++) base64_line(file, &(unsigned char){(unsigned char)rank}, 1, rank);
+    for (uint32_t i = 0; rank < 506; i++) {
+        unsigned char bytes[3] = {(unsigned char)i, (unsigned char)(i >> 8),
+                                  (unsigned char)(i >> 16)};
+        if (tokenizeri_hash((const char *)bytes, 3) % 1024 == 7)
+            base64_line(file, bytes, 3, rank++);
+    }
+    if (fclose(file) != 0) give_up(path);
+    snprintf(path, sizeof path, "%s/tiktoken.model: line ", directory);
+    CHECK(!tokenizer_open(&bad, directory, &e) && strncmp(e.text, path, strlen(path)) == 0);
+    CHECK_MSG(strstr(e.text, ", too many tokens share a hash value"), "%s", e.text);
+    restore("tiktoken.model");
 }
 
 static void open_pairs(void) {
@@ -714,6 +779,10 @@ static void paths_that_are_too_long(void) {
     memset(longer, 'x', sizeof longer - 1);
     CHECK(!tokenizer_open(&other, longer, &e) && strstr(e.text, "xxx...: expected a shorter path"));
     CHECK(tokenizer_memory(&other) == 0 && !tokenizer_is_in(longer));
+    longer[4095 - strlen("/tiktoken.model")] =
+        '\0'; /* of which tokenizer_config.json is too long */
+    CHECK(!tokenizer_open(&other, longer, &e) && strstr(e.text, "xxx...: expected a shorter path"));
+    memset(longer, 'x', sizeof longer - 1);
     e.text[0] = '\0';
     CHECK(!stop_read(longer, &t, &stops, &e) && strstr(e.text, "xxx...: expected a shorter path"));
     CHECK(stops.n == 0);
@@ -738,6 +807,8 @@ int main(void) {
     TEST(refuses_bad_sizes);
     TEST(refuses_cut_files);
     TEST(refuses_bad_special_tokens);
+    TEST(refuses_special_tokens_that_do_not_open);
+    TEST(refuses_tokens_of_one_place);
     TEST(takes_other_special_tokens);
     TEST(takes_lines_in_any_order);
     TEST(ends_of_text_by_name);
