@@ -260,12 +260,12 @@ static bool quantizationi_read_weights(const quantizationi_reader *r, quantizati
         snprintf(expected, sizeof expected, "\"%s\"", type);
         return quantizationi_expected(r, "type", expected);
     }
-    bool ok = json_unsigned(json_member(r->object, "num_bits"), &bits);
-    if (s->format == QUANTIZATION_PACKED && !(ok && (bits == 4 || bits == 8)))
+    json_unsigned(json_member(r->object, "num_bits"), &bits); /* 0 if it is no such number */
+    if (s->format == QUANTIZATION_PACKED && bits != 4 && bits != 8)
         return quantizationi_expected(r, "num_bits", "4 or 8");
-    if (s->format == QUANTIZATION_INT8 && !(ok && bits == 8))
+    if (s->format == QUANTIZATION_INT8 && bits != 8)
         return quantizationi_expected(r, "num_bits", "8");
-    if (s->format == QUANTIZATION_MXFP4 && !(ok && bits == 4))
+    if (s->format == QUANTIZATION_MXFP4 && bits != 4)
         return quantizationi_expected(r, "num_bits", "4");
     s->bits = (size_t)bits;
     s->symmetric = true;

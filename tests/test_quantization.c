@@ -84,6 +84,29 @@ static void several_groups(void) {
     quantization_free(&q);
 }
 
+static void too_many_groups(void) {
+    char text[6000];
+    quantization q;
+    error e;
+    for (int groups = QUANTIZATION_MAX_GROUPS; groups <= QUANTIZATION_MAX_GROUPS + 1; groups++) {
+        int n = sprintf(text, "{\"quantization_config\": {\"quant_method\": \"compressed-tensors\","
+                              "\"format\": \"int-quantized\", \"config_groups\": {");
+        for (int i = 0; i < groups; i++)
+            n += sprintf(text + n,
+                         "%s\"%d\": {\"targets\": [\"m.%d\"], \"weights\": {\"num_bits\": 8, "
+                         "\"type\": \"int\", \"strategy\": \"channel\"}}",
+                         i ? ", " : "", i, i);
+        sprintf(text + n, "}}}");
+        bool ok = parse(&q, text, &e);
+        CHECK_MSG(ok == (groups == QUANTIZATION_MAX_GROUPS), "%d groups: %s", groups, e.text);
+        if (ok) CHECK(quantization_of(&q, "m.15") && !quantization_of(&q, "m.16"));
+        if (ok) quantization_free(&q);
+    }
+    CHECK_MSG(strcmp(e.text, "some/config.json: key quantization_config.config_groups: expected an "
+                             "object of 1 to 16 groups, found an object") == 0,
+              "%s", e.text);
+}
+
 /* Of each key, what is understood and what is not. */
 static const struct {
     const char *key, *value;
@@ -103,6 +126,7 @@ static const struct {
     {"targets", "[]", false},
     {"targets", "\"Linear\"", false},
     {"targets", "[\"Embedding\"]", false},
+    {"targets", "[\"lm_head\"]", true}, /* no class, by its underscore */
     {"targets", "[1]", false},
     {"targets", "[\"re:(?i)x\"]", false},
     {"targets", "[\"re:[a\"]", false},
@@ -116,6 +140,7 @@ static const struct {
     {"num_bits", "3", false},
     {"num_bits", "8", true},
     {"num_bits", "null", false},
+    {"num_bits", "4.5", false},
     {"type", "\"float\"", false},
     {"type", NULL, false},
     {"symmetric", "1", false},
@@ -143,6 +168,9 @@ static const struct {
     {"output_activations", "{}", false},
     {"sparsity_config", "{\"format\": \"dense\"}", false},
     {"sparsity_config", "{}", true},
+    {"sparsity_config", "[]", false},
+    {"sparsity_config", "null", true},
+    {"transform_config", "\"none\"", false},
     {"transform_config", "{\"config_groups\": {}}", false},
 };
 
@@ -242,6 +270,7 @@ int main(void) {
     TEST(the_key_is_an_object);
     TEST(targets_and_ignored);
     TEST(several_groups);
+    TEST(too_many_groups);
     TEST(each_key);
     TEST(mxfp4_is_of_one_kind);
     TEST(twice_is_once_too_often);
