@@ -115,8 +115,7 @@ bool output_open(output *out, const char *path, error *e) {
     const char *suffix = outputi_is_special(path) ? "" : ".part";
     out->path = path;
     out->file = NULL;
-    int n = snprintf(out->part, sizeof out->part, "%s%s", path, suffix);
-    if (n < 0 || (size_t)n >= sizeof out->part)
+    if ((size_t)snprintf(out->part, sizeof out->part, "%s%s", path, suffix) >= sizeof out->part)
         return error_set(e, "%.60s...: expected a shorter path", path);
     if (*suffix) outputi_remember(out->part); /* before: a signal may come as soon as it is there */
     out->file = fopen(out->part, "wb");

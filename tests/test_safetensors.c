@@ -953,6 +953,52 @@ static void outputs_fail_in_one_sentence(void) {
         CHECK(output_open(&out, "/dev/full", &e) && output_bytes(&out, "x", 1, &e));
         CHECK(!output_flush(&out, &e) && strstr(e.text, "/dev/full: cannot write: "));
         output_close(&out, false, &e);
+        CHECK(output_open(&out, "/dev/full", &e) && output_bytes(&out, "x", 1, &e));
+        strcpy(e.text, "what went wrong before");
+        CHECK(!output_close(&out, false, &e) && strcmp(e.text, "what went wrong before") == 0);
+    }
+    remove_directory();
+}
+
+/* A pipe stays one, and has what was written. */
+static void outputs_into_pipes(void) {
+    char bytes[4] = "";
+    struct stat status;
+    output out;
+    error e;
+    make_directory();
+    const char *path = path_of("fifo");
+    CHECK(mkfifo(path, 0600) == 0);
+    FILE *reader = fopen(path, "r+b"); /* the other end, so that no writer waits */
+    CHECK(reader && output_open(&out, path, &e) && output_bytes(&out, "abc", 3, &e));
+    CHECK(output_close(&out, true, &e) && stat(path, &status) == 0 && S_ISFIFO(status.st_mode));
+    CHECK(reader && fread(bytes, 1, 3, reader) == 3 && memcmp(bytes, "abc", 3) == 0);
+    if (reader) fclose(reader);
+    remove_directory();
+}
+
+/* More at a time than a signal handler knows of: they are written like any other. */
+static void many_outputs_at_a_time(void) {
+    static const char *const names[] = {"0", "1", "2", "3", "4", "5"};
+    char paths[6][400];
+    output outs[6];
+    error e;
+    make_directory();
+    for (int abandoned = 0; abandoned < 2; abandoned++) {
+        size_t left = 0;
+        for (size_t i = 0; i < 6; i++) {
+            snprintf(paths[i], sizeof paths[i], "%s", path_of(names[i]));
+            CHECK(output_open(&outs[i], paths[i], &e) && output_bytes(&outs[i], names[i], 1, &e));
+        }
+        if (abandoned) output_abandon();
+        for (size_t i = 0; i < 6; i++) {
+            struct stat status;
+            left += stat(outs[i].part, &status) == 0;
+            CHECK(output_close(&outs[i], !abandoned, &e) == !abandoned);
+            CHECK(stat(outs[i].part, &status) != 0 && (stat(paths[i], &status) == 0) == !abandoned);
+            remove(paths[i]);
+        }
+        CHECK(left == (abandoned ? 2 : 6));
     }
     remove_directory();
 }
@@ -1139,6 +1185,8 @@ static void file_cases(void) {
     TEST(writers_take_what_was_said);
     TEST(writers_on_a_full_device);
     TEST(outputs_fail_in_one_sentence);
+    TEST(outputs_into_pipes);
+    TEST(many_outputs_at_a_time);
     TEST(opens_tensors_beyond_4_gib);
     TEST(opens_regular_files_only);
     TEST(opens_a_directory_with_one_file);
