@@ -385,15 +385,15 @@ static bool write_tensor(run *r, const st_tensor *t, st_writer *w, error *e) {
 }
 
 static bool join(char path[PATH_BYTES], const char *directory, const char *name, error *e) {
-    int n = snprintf(path, PATH_BYTES, "%s/%s", directory, name);
-    return (n >= 0 && n < PATH_BYTES) ||
+    return (size_t)snprintf(path, PATH_BYTES, "%s/%s", directory, name) < PATH_BYTES ||
            error_set(e, "%.60s.../%.60s: expected a path of less than %d bytes", directory, name,
                      PATH_BYTES);
 }
 
 static const char *base_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
+    for (const char *c = path; *c; c++)
+        if (*c == '/') path = c + 1;
+    return path;
 }
 
 /* The first tensor of the next file. */
@@ -427,14 +427,17 @@ static bool write_text(output *out, error *e, const char *text) {
 
 static bool write_index_entry(output *out, const char *name, const char *file, bool first,
                               error *e) {
-    char *quoted = (char *)malloc(ST_QUOTED(strlen(name)) + ST_QUOTED(strlen(file)));
-    if (!quoted) return error_set(e, "%s: no memory for a name", out->path);
-    bool ok = write_text(out, e, first ? "\n    " : ",\n    ");
-    st_quote(name, quoted);
-    ok = ok && write_text(out, e, quoted) && write_text(out, e, ": ");
-    st_quote(file, quoted);
-    ok = ok && write_text(out, e, quoted);
-    free(quoted);
+    static const char before[] = ",\n    ", between[] = ": ";
+    size_t size =
+        sizeof before + ST_QUOTED(strlen(name)) + sizeof between + ST_QUOTED(strlen(file));
+    char *entry = (char *)malloc(size);
+    if (!entry) return error_set(e, "%s: no memory for a name", out->path);
+    size_t n = (size_t)sprintf(entry, "%s", first ? before + 1 : before);
+    n += st_quote(name, entry + n);
+    n += (size_t)sprintf(entry + n, "%s", between);
+    n += st_quote(file, entry + n);
+    bool ok = output_bytes(out, entry, n, e);
+    free(entry);
     return ok;
 }
 
@@ -483,10 +486,11 @@ static bool copy_stream(FILE *file, const char *path, output *out, error *e) {
     return !ferror(file) || error_set(e, "%s: cannot be read: %s", path, strerror(errno));
 }
 
-static bool copy_file(const options *o, const char *name, error *e) {
-    char from[PATH_BYTES], to[PATH_BYTES];
+/* Into OUT_DIR, under the same name. */
+static bool copy_file(const options *o, const char *from, error *e) {
+    char to[PATH_BYTES];
     output out;
-    if (!join(from, o->in, name, e) || !join(to, o->out, name, e)) return false;
+    if (!join(to, o->out, base_name(from), e)) return false;
     FILE *file = fopen(from, "rb");
     if (!file) return error_set(e, "%s: cannot be opened: %s", from, strerror(errno));
     bool ok = output_open(&out, to, e) && copy_stream(file, from, &out, e);
@@ -515,8 +519,9 @@ static bool copy_files(const run *r, error *e) {
     for (struct dirent *entry; ok && (entry = readdir(directory)) != NULL;) {
         if (is_replaced(r, entry->d_name)) continue;
         ok = join(path, r->o->in, entry->d_name, e);
-        if (ok && stat(path, &status) == 0 && S_ISREG(status.st_mode))
-            ok = copy_file(r->o, entry->d_name, e);
+        /* No directory or device; what cannot be examined, as a link to nowhere, is refused there. */
+        if (ok && (stat(path, &status) != 0 || S_ISREG(status.st_mode)))
+            ok = copy_file(r->o, path, e);
     }
     closedir(directory);
     return ok;
@@ -548,7 +553,7 @@ static bool copy_files(const run *r, error *e) {
         if (!join(path, r->o->in, names[i], e)) return false;
         FILE *file = fopen(path, "rb");
         if (file) fclose(file);
-        if (file && !copy_file(r->o, names[i], e)) return false;
+        if (file && !copy_file(r->o, path, e)) return false;
     }
     return true;
 }

@@ -210,7 +210,7 @@ static void quantizei_refine(const quantizei_group *g, quantizei_choice *best) {
     double product = 0, square = 0;
     QUANTIZEI_SUM(product, quantizei_integer(x, least, most), x, q)
     QUANTIZEI_SUM(square, quantizei_integer(x, least, most), q, q)
-    if (square > 0 && product > 0)
+    if (square > 0) /* and product: where q is not 0, it has the sign of x */
         quantizei_try(g, (double)scale * (product / square), best->zero, best);
 }
 
@@ -226,9 +226,7 @@ static void quantizei_choose_integer(const quantizei_group *g, bool asymmetric,
         quantizei_try(g, g->larger / (middle * beyond[i]), 0, best);
     for (size_t i = 0; asymmetric && i < sizeof parts / sizeof *parts; i++) {
         double scale = (g->high - g->low) * parts[i] / (double)(g->most - g->least);
-        double zero = rint((double)g->least - parts[i] * g->low / scale);
-        zero = zero < (double)g->least ? (double)g->least : zero;
-        zero = zero > (double)g->most ? (double)g->most : zero;
+        double zero = rint((double)g->least - parts[i] * g->low / scale); /* at most g->most */
         quantizei_try(g, scale, (int)zero, best);
     }
     quantizei_refine(g, best);
@@ -237,10 +235,11 @@ static void quantizei_choose_integer(const quantizei_group *g, bool asymmetric,
 static void quantizei_choose_exponent(const quantizei_group *g, quantizei_choice *best) {
     static const int offsets[] = {0, 1, -1};
     int exponent;
-    frexp(g->larger, &exponent); /* larger is at least 2^(exponent - 1) and below 2^exponent */
+    /* The largest is at least 2^(exponent - 1) and below 2^exponent, which is at most 2^128. */
+    frexp(g->larger, &exponent);
     for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
         int x = exponent - 3 + offsets[i];
-        quantizei_try(g, ldexp(1, x < -127 ? -127 : x > 127 ? 127 : x), 0, best);
+        quantizei_try(g, ldexp(1, x < -127 ? -127 : x), 0, best);
     }
 }
 

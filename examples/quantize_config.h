@@ -165,7 +165,7 @@ static const char *quantizei_past_space(const char *at) {
 /* The value of a member of the object that begins at `object`, or null. */
 static const char *quantizei_find(const char *object, const char *quoted) {
     size_t length = strlen(quoted);
-    for (const char *at = object + 1; *at && *at != '}';) {
+    for (const char *at = object + 1; *at != '}';) {
         if (!strchr("\"{[", *at)) {
             at++;
             continue;

@@ -12,6 +12,11 @@
 
 #include <dirent.h>
 #include <signal.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <linux/capability.h>
+#include <sys/prctl.h>
+#endif
 
 #define LINEAR_TINY MODELS "kimi-linear-tiny"
 #define TRAINED "examples/models/text-attnres"
@@ -69,6 +74,33 @@ static void write_matrix(const char *directory, const char *file, const char *na
               st_writer_bytes(&w, bytes, rows * cols * size, &e);
     if (!st_writer_close(&w, ok, &e)) give_up(e.text);
     free(bytes);
+}
+
+/* A tensor of zeros to write. */
+typedef struct blank {
+    const char *name;
+    st_dtype type;
+    size_t n_dims, dims[2];
+} blank;
+
+static void write_blanks(const char *file, const blank *tensors, size_t n) {
+    char path[400];
+    st_writer w;
+    error e;
+    snprintf(path, sizeof path, "%.300s/%.50s", in_work("model"), file);
+    bool ok = st_writer_open(&w, path, &e);
+    for (size_t i = 0; ok && i < n; i++)
+        ok = st_writer_add(&w, tensors[i].name, tensors[i].type, tensors[i].dims, tensors[i].n_dims,
+                           &e);
+    ok = ok && st_writer_zeros(&w, &e);
+    if (!st_writer_close(&w, ok, &e)) give_up(e.text);
+}
+
+/* A model of one file in WORK/model, and an empty WORK/made. */
+static void write_blank_model(const blank *tensors, size_t n) {
+    empty_directory("model"), empty_directory("made");
+    write_in("model", "config.json", "{\n  \"a\": 1\n}\n");
+    write_blanks("model.safetensors", tensors, n);
 }
 
 /* A model of one matrix in WORK/model, and an empty WORK/made. */
@@ -403,6 +435,23 @@ static void every_element_is_the_nearest(void) {
         }
 }
 
+/* Their codes are more than those of a block: it is one row then. */
+static void rows_longer_than_a_block(void) {
+    enum { LONG = (1 << 22) + 3 };
+    float *w = test_floats(2 * (size_t)LONG);
+    double plain;
+    for (size_t i = 0; i < 2 * (size_t)LONG; i++) w[i] = (float)(i % 251) - 100;
+    write_model(ST_BF16, w, 2, LONG);
+    quantise("--format int8");
+    st_checkpoint c = open_output("made");
+    unpacked u = unpack(&c, MODULE);
+    CHECK(u.rows == 2 && u.cols == LONG);
+    check_matrix(&u, w, &plain);
+    unpacked_free(&u);
+    st_close(&c);
+    free(w);
+}
+
 static void zeros_have_a_scale(void) {
     float w[3][64];
     for (size_t i = 0; i < 3 * 64; i++)
@@ -620,7 +669,8 @@ static void keys_are_those_of_published_models(void) {
     json_free(&config);
 }
 
-/* Two shards and a matrix of more rows than a block; a tensor that the index leaves out. */
+/* Three shards, of which one is named in its own way, and a matrix of more rows than a block; a file
+ * that the index leaves out. */
 #define TALL (BLOCK + 5)
 static void write_shards(float *tall, float *wide) {
     empty_directory("model");
@@ -630,11 +680,10 @@ static void write_shards(float *tall, float *wide) {
     test_fill_normal(wide, 3 * 24);
     write_matrix("model", "s-1.safetensors", "language_model." MODULE "weight", ST_BF16, tall, TALL,
                  8);
-    write_matrix("model", "s-2.safetensors", "model.layers.3.mlp.up_proj.weight", ST_F16, wide, 3,
-                 24);
+    write_matrix("model", "s-2.st", "model.layers.3.mlp.up_proj.weight", ST_F16, wide, 3, 24);
     write_matrix("model", "s-3.safetensors", "lm_head.weight", ST_F32, wide, 3, 24);
     write_in("model", "model.safetensors.index.json",
-             "{\"weight_map\": {\"model.layers.3.mlp.up_proj.weight\": \"s-2.safetensors\", "
+             "{\"weight_map\": {\"model.layers.3.mlp.up_proj.weight\": \"s-2.st\", "
              "\"language_model." MODULE "weight\": \"s-1.safetensors\", \"lm_head.weight\": "
              "\"s-3.safetensors\"}}");
     write_in("model", "config.json", "{\"text_config\": {}}");
@@ -699,10 +748,46 @@ static void threads_change_no_byte(void) {
             continue;
         }
         check_same_file("first/s-1.safetensors", "made/s-1.safetensors");
-        check_same_file("first/s-2.safetensors", "made/s-2.safetensors");
+        check_same_file("first/s-2.st", "made/s-2.st");
         check_same_file("first/config.json", "made/config.json");
     }
     free(tall);
+}
+
+/* Names that are nearly those of what is quantised, and data in another order than the index. */
+static void other_tensors_are_kept(void) {
+    static const blank tensors[] = {{"model.layers.x.self_attn.q_proj.weight", ST_F32, 2, {2, 8}},
+                                    {MODULE "weight", ST_F32, 2, {2, 8}},
+                                    {"model.layers.0.self_attn.q_conv1d.weight", ST_F16, 2, {2, 4}},
+                                    {"model.layers.0.mlp.table", ST_F16, 2, {2, 8}},
+                                    {"lm_head.weight", ST_BF16, 2, {2, 8}},
+                                    {"a.weight", ST_BF16, 1, {8}}};
+    const unsigned char *last = NULL;
+    char index[1000];
+    size_t n = (size_t)sprintf(index, "{\"weight_map\": {\"%s\": \"s\"", tensors[5].name);
+    for (size_t i = 0; i < 5; i++)
+        n += (size_t)sprintf(index + n, ", \"%s\": \"s\"", tensors[i].name);
+    sprintf(index + n, "}}");
+    empty_directory("model"), empty_directory("made");
+    write_in("model", "config.json", "{}");
+    write_in("model", "model.safetensors.index.json", index);
+    write_blanks("s", tensors, 6);
+    quantise("--format int8");
+    st_checkpoint c = open_output("made");
+    CHECK(st_count(&c) == 7);
+    for (size_t i = 0; i < 6; i++) {
+        const st_tensor *t = st_find(&c, tensors[i].name);
+        CHECK_MSG(t && t->dtype == (i == 1 ? ST_I8 : tensors[i].type), "%s", tensors[i].name);
+        CHECK_MSG(t && (!last || t->data > last), "%s is not where it was", tensors[i].name);
+        if (t) last = t->data;
+    }
+    json config = read_config(in_work("made"));
+    const json_value *ignore = json_member(quantization(&config), "ignore");
+    static const char *const listed[] = {"model.layers.x.self_attn.q_proj", "lm_head"};
+    for (size_t i = 0; i < 2; i++) CHECK(is_listed(ignore, listed[i], strlen(listed[i])));
+    CHECK(json_count(ignore) == 2);
+    json_free(&config);
+    st_close(&c);
 }
 
 /* ---- Refusals ---- */
@@ -740,6 +825,8 @@ static void bad_input_is_refused(void) {
     check_untouched("WORK/model WORK/made --format mxfp4", MODULE "weight: expected rows of whole");
     write_in("model", "config.json", "{\"text_config\": {\"quantization_config\": null}}");
     check_untouched("WORK/model WORK/made --format int8", "config.json: key quantization_config");
+    write_in("model", "config.json", "{\"quantization_config\": {}, \"text_config\": {}}");
+    check_untouched("WORK/model WORK/made --format int8", "config.json: key quantization_config");
     write_in("model", "config.json", "[]");
     check_untouched("WORK/model WORK/made --format int8", "config.json: expected an object");
     write_in("model", "config.json", "{\"text_config\": 1}");
@@ -771,22 +858,16 @@ static void check_no_model(void) {
 
 /* A file of two empty tensors and one of rows x 8 zeros that is to be quantised. */
 static void write_with_empty_ones(st_dtype type, size_t rows) {
-    static const unsigned char zeros[64] = {0};
-    const size_t none[1] = {0}, dims[2] = {rows, 8};
-    char path[400];
-    st_writer w;
-    error e;
-    empty_directory("model"), empty_directory("made");
-    write_in("model", "config.json", "{\n  \"a\": 1\n}\n");
-    snprintf(path, sizeof path, "%s/model/model.safetensors", work);
-    bool ok = st_writer_open(&w, path, &e) && st_writer_add(&w, "b", ST_F32, none, 1, &e) &&
-              st_writer_add(&w, "a", ST_BF16, none, 1, &e) &&
-              st_writer_add(&w, MODULE "weight", type, dims, 2, &e) &&
-              st_writer_bytes(&w, zeros, rows * 8 * st_dtype_size(type), &e);
-    if (!st_writer_close(&w, ok, &e)) give_up(e.text);
+    const blank tensors[] = {
+        {"b", ST_F32, 1, {0}}, {"a", ST_BF16, 1, {0}}, {MODULE "weight", type, 2, {rows, 8}}};
+    write_blank_model(tensors, 3);
 }
 
-static void integers_are_refused(void) {
+static void integers_and_vectors_are_refused(void) {
+    static const blank vector = {MODULE "weight", ST_F32, 1, {8}};
+    write_blank_model(&vector, 1);
+    check_untouched("WORK/model WORK/made --format int8",
+                    "tensor " MODULE "weight: expected a matrix, found F32 [8]");
     write_with_empty_ones(ST_I32, 2);
     check_refused("WORK/model WORK/made --format int8", 1,
                   "expected F32, F16 or BF16, not quantised, found I32 [2, 8]");
@@ -804,9 +885,72 @@ static void empty_tensors_are_kept(void) {
     st_close(&made);
 }
 
+/* What is too long to be written: bytes of OUT_DIR's path, and what is said then. */
+#define DOTS "/$(printf %%0%zud 0 | sed s,00,./,g)"        /* ././././ */
+#define ANOTHER "a-file-with-a-name-of-two-hundred-bytes-" /* five times */
+static const struct {
+    size_t bytes;
+    const char *told;
+} longer_paths[] = {
+    {4090, ".../s-1.safetensors: expected a path of less than 4096 bytes"},
+    {4077, "expected a shorter path"}, /* with .part */
+    {4072, ".../model.safetensors.index.json: expected a path of less than 4096 bytes"},
+    {4064, "expected a shorter path"},
+    {4000, ".../" ANOTHER},
+    {3892, "expected a shorter path"}};
+
 static void paths_that_are_too_long(void) {
+    char arguments[1000], in[100], name[251];
+    float *tall = test_floats(TALL * 8), wide[3 * 24];
     check_refused("$(printf %04100d 0) WORK/made --format int8", 1,
                   ".../config.json: expected a path of less than 4096 bytes");
+    write_shards(tall, wide);
+    free(tall);
+    snprintf(name, sizeof name, "%s%s%s%s%s", ANOTHER, ANOTHER, ANOTHER, ANOTHER, ANOTHER);
+    write_in("model", "short", "");
+    snprintf(arguments, sizeof arguments, "mv %s/model/short %s/model/%s", work, work, name);
+    if (system(arguments) != 0) give_up(arguments);
+    for (size_t i = 0; i < sizeof longer_paths / sizeof *longer_paths; i++) {
+        size_t more = (longer_paths[i].bytes - strlen(in_work("made"))) / 2 * 2;
+        empty_directory("made");
+        snprintf(in, sizeof in, DOTS, more);
+        snprintf(arguments, sizeof arguments, "WORK/model WORK/made%s --format int8", in);
+        check_refused(arguments, 1, longer_paths[i].told);
+        check_no_model();
+    }
+    empty_directory("made");
+    snprintf(in, sizeof in, DOTS, (size_t)3900);
+    snprintf(arguments, sizeof arguments, "WORK/model%s WORK/made --format int8", in);
+    check_refused(arguments, 1, ".../" ANOTHER);
+    check_no_model();
+}
+
+/* Files beside the model that cannot be copied: a link to nowhere, what cannot be read, and a name to
+ * which nothing can be added. */
+static void files_that_cannot_be_copied(void) {
+    static const blank matrix = {MODULE "weight", ST_F32, 2, {2, 8}};
+    char path[700];
+    write_blank_model(&matrix, 1);
+    snprintf(path, sizeof path, "%.300s/%0253d", in_work("model"), 0);
+    FILE *file = fopen(path, "wb");
+    if (!file || fclose(file) != 0) give_up(path);
+    check_refused("WORK/model WORK/made --format int8", 1, "0000.part: cannot write: ");
+    check_no_model();
+    remove(path);
+    snprintf(path, sizeof path, "%.300s/tiktoken.model", in_work("model"));
+    CHECK(symlink("nowhere", path) == 0);
+    empty_directory("made");
+    check_refused("WORK/model WORK/made --format int8", 1,
+                  "model/tiktoken.model: cannot be opened: ");
+    check_no_model();
+    remove(path);
+    if (access("/proc/self/mem", R_OK) != 0) return; /* a file whose beginning nobody can read */
+    CHECK(symlink("/proc/self/mem", path) == 0);
+    empty_directory("made");
+    check_refused("WORK/model WORK/made --format int8", 1,
+                  "model/tiktoken.model: cannot be read: ");
+    check_no_model();
+    remove(path);
 }
 
 static void numbers_that_are_none_are_refused(void) {
@@ -826,17 +970,92 @@ static void numbers_that_are_none_are_refused(void) {
         }
 }
 
-/* As when a disk is full: a file may not grow further. */
-static void a_full_disk_is_told(void) {
-    float *w = test_floats(64 * 512);
-    write_model(ST_BF16, w, 64, 512);
-    free(w);
+/* As when a disk is full: no file may grow beyond so many bytes. */
+static void check_full(const char *options, size_t bytes, const char *file) {
+    char arguments[200], told[100];
+    snprintf(arguments, sizeof arguments, "WORK/model WORK/made %s", options);
+    snprintf(told, sizeof told, "made/%s.part: cannot write: ", file);
+    empty_directory("made");
     signal(SIGXFSZ, SIG_IGN);
-    rlim_t before = set_limit(RLIMIT_FSIZE, 16384);
-    check_refused("WORK/model WORK/made --format int8", 1,
-                  "model.safetensors.part: cannot write: ");
+    rlim_t before = set_limit(RLIMIT_FSIZE, (rlim_t)bytes);
+    check_refused(arguments, 1, told);
     set_limit(RLIMIT_FSIZE, before);
     check_no_model();
+}
+
+static size_t size_in_made(const char *name) {
+    size_t size;
+    free(read_file(in_work("made"), name, &size));
+    return size;
+}
+
+/* Whatever does not fit: codes, scales, zero points or the shape, which lies where a page ends, as a
+ * full buffer does. */
+static void a_full_disk_is_told(void) {
+    static const char options[] = "--format int4 --group 8 --asymmetric";
+    blank tensors[2] = {{"a", ST_U8, 1, {1000}}, {MODULE "weight", ST_BF16, 2, {1024, 64}}};
+    write_blank_model(tensors, 2);
+    quantise(options);
+    tensors[0].dims[0] += 4096 + 8 - size_in_made("model.safetensors") % 4096;
+    write_blank_model(tensors, 2);
+    quantise(options);
+    size_t size = size_in_made("model.safetensors");
+    CHECK_MSG(size % 4096 <= 16, "%zu bytes", size);
+    for (size_t bytes = 2048; bytes < size; bytes += 2048)
+        check_full(options, bytes, "model.safetensors");
+}
+
+/* Four shards of 30 matrices, named so that the index ends 3 bytes behind its second page. */
+static void write_index_of_two_pages(char names[120][200]) {
+    static const blank matrix = {MODULE "weight", ST_F32, 2, {2, 8}};
+    char *index = (char *)test_alloc(120 * 200), file[30];
+    size_t n = (size_t)sprintf(index, "{\"weight_map\": {\"%s\": \"s-0\"", matrix.name);
+    empty_directory("model"), empty_directory("made");
+    write_in("model", "config.json", "{}");
+    write_blanks("s-0", &matrix, 1);
+    for (size_t s = 1; s <= 4; s++) {
+        blank tensors[30];
+        for (size_t i = 0; i < 30; i++) {
+            const blank tensor = {names[30 * (s - 1) + i], ST_F32, 2, {0, 8}};
+            tensors[i] = tensor;
+            n += (size_t)sprintf(index + n, ", \"%s\": \"s-%zu\"", tensor.name, s);
+        }
+        snprintf(file, sizeof file, "s-%zu", s);
+        write_blanks(file, tensors, 30);
+    }
+    sprintf(index + n, "}}");
+    write_in("model", "model.safetensors.index.json", index);
+    free(index);
+}
+
+static void a_full_disk_is_told_of_an_index(void) {
+    static const char index[] = "model.safetensors.index.json";
+    char names[120][200];
+    for (size_t i = 0; i < 120; i++) snprintf(names[i], 200, "m%03zu.%039d.weight", i, 0);
+    write_index_of_two_pages(names);
+    quantise("--format int8");
+    json config = read_config(in_work("made"));
+    CHECK(json_count(json_member(quantization(&config), "ignore")) == 120);
+    json_free(&config);
+    size_t size = size_in_made(index);
+    CHECK_MSG(size < 8192 && size > 8192 - 140, "%zu bytes", size);
+    snprintf(names[0], 200, "m000.%0*d.weight", 39 + 8195 - (int)size, 0);
+    write_index_of_two_pages(names);
+    quantise("--format int8");
+    CHECK(size_in_made(index) == 8195);
+    check_full("--format int8", 4000, index);
+    check_full("--format int8", 8192, index);
+}
+
+static void a_full_disk_is_told_of_other_files(void) {
+    static const blank matrix = {MODULE "weight", ST_F32, 2, {2, 8}};
+    char text[40001];
+    write_blank_model(&matrix, 1);
+    memset(text, ' ', 40000), memcpy(text, "{}", 2), text[40000] = '\0';
+    write_in("model", "config.json", text);
+    check_full("--format int8", 16384, "config.json");
+    write_in("model", "tiktoken.model", text);
+    check_full("--format int8", 16384, "tiktoken.model");
 }
 
 /* What is held does not grow with the number of matrices. */
@@ -973,6 +1192,33 @@ static void a_trained_model_keeps_what_it_knows(void) {
     }
 }
 
+/* ---- Directories that cannot be listed ---- */
+
+/* The programs that follow may not do with files as they like, as those of the superuser may. */
+static void directories_that_cannot_be_listed(void) {
+    static const blank matrix = {MODULE "weight", ST_F32, 2, {2, 8}};
+    static const char *const names[] = {"model", "made"};
+#if defined(__linux__)
+    (void)prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0);
+    (void)prctl(PR_CAPBSET_DROP, CAP_DAC_READ_SEARCH, 0, 0, 0);
+#endif
+    for (size_t i = 0; i < 2; i++) {
+        char told[100];
+        write_blank_model(&matrix, 1);
+        CHECK(chmod(in_work(names[i]), 0300) == 0);
+        outcome o = run("WORK/model WORK/made --format int8");
+        CHECK(chmod(in_work(names[i]), 0700) == 0);
+        if (o.status == 0) {
+            test_skip("who runs this may list any directory");
+        } else {
+            snprintf(told, sizeof told, "/%s: cannot be listed: ", names[i]);
+            CHECK_MSG(o.status == 1 && strstr(o.err, told), "status %d: %s", o.status, o.err);
+            check_no_model();
+        }
+        outcome_free(&o);
+    }
+}
+
 int main(void) {
     temporary(PROGRAM, work);
     TEST(int8_by_hand);
@@ -981,6 +1227,7 @@ int main(void) {
     TEST(mxfp4_by_hand);
     TEST(ties_go_to_even);
     TEST(every_element_is_the_nearest);
+    TEST(rows_longer_than_a_block);
     TEST(zeros_have_a_scale);
     TEST(extremes_stay_finite);
     TEST(tiny_in_every_format);
@@ -988,15 +1235,20 @@ int main(void) {
     TEST(keys_are_those_of_published_models);
     TEST(shards_become_shards);
     TEST(threads_change_no_byte);
+    TEST(other_tensors_are_kept);
     TEST(bad_usage_is_refused);
     TEST(bad_input_is_refused);
-    TEST(integers_are_refused);
+    TEST(integers_and_vectors_are_refused);
     TEST(empty_tensors_are_kept);
     TEST(paths_that_are_too_long);
+    TEST(files_that_cannot_be_copied);
     TEST(numbers_that_are_none_are_refused);
     TEST(a_full_disk_is_told);
+    TEST(a_full_disk_is_told_of_an_index);
+    TEST(a_full_disk_is_told_of_other_files);
     TEST(buffers_are_those_of_one_matrix);
     TEST(the_driver_reads_it);
     TEST(a_trained_model_keeps_what_it_knows);
+    TEST(directories_that_cannot_be_listed);
     return test_summary();
 }
