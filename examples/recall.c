@@ -178,11 +178,10 @@ enum { NAME = 41 };
 
 /* The last part of a path, as much of it as a table has room for, in name [NAME]. */
 static const char *name_of(const char *directory, char *name) {
-    size_t end = strlen(directory);
-    while (end > 0 && directory[end - 1] == '/') end--;
-    size_t start = end;
-    while (start > 0 && directory[start - 1] != '/') start--;
-    snprintf(name, NAME, "%.*s", (int)(end - start), directory + start);
+    const char *last = directory;
+    for (const char *c = directory; *c; c++)
+        if (*c == '/' && c[1] && c[1] != '/') last = c + 1;
+    snprintf(name, NAME, "%.*s", (int)strcspn(last, "/"), last);
     return name;
 }
 
