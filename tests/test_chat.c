@@ -475,6 +475,15 @@ static token_list saved_ids(const char *name) {
     return ids;
 }
 
+/* Removes what an earlier run may have left. */
+static void remove_saved(const char *name) {
+    char path[400];
+    snprintf(path, sizeof path, "%s/%s", work, name);
+    remove(path);
+    snprintf(path, sizeof path, "%s/%s.tokens", work, name);
+    remove(path);
+}
+
 /* Runs a conversation of lines. */
 static outcome talk(const char *words, const char *lines) {
     char command[600];
@@ -921,6 +930,7 @@ static char *long_message(void) {
 static void interrupts_stop_reading(void) {
     char line[400], *text = long_message();
     size_t at = 0;
+    remove_saved("unread");
     piped p = open_piped("chat-endless");
     put_line(&p, text);
     kill(p.child, SIGINT);
@@ -1105,8 +1115,8 @@ static void saves_without_room(void) {
     if (!test_has_full_device()) return;
     memset(longer, 'x', sizeof longer - 2), longer[sizeof longer - 2] = '\n';
     for (size_t i = 0; i < 3; i++) {
+        remove_saved(links[i][0]);
         snprintf(path, sizeof path, "%s/%s", work, links[i][1]);
-        remove(path);
         CHECK(symlink("/dev/full", path) == 0);
         snprintf(lines, sizeof lines, "/%s: cannot write: ", links[i][1]);
         check_save_fails(links[i][2], links[i][0], lines);
