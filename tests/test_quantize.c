@@ -1203,19 +1203,18 @@ static void directories_that_cannot_be_listed(void) {
     (void)prctl(PR_CAPBSET_DROP, CAP_DAC_READ_SEARCH, 0, 0, 0);
 #endif
     for (size_t i = 0; i < 2; i++) {
-        char told[100];
+        char told[100], command[400];
         write_blank_model(&matrix, 1);
         CHECK(chmod(in_work(names[i]), 0300) == 0);
-        outcome o = run("WORK/model WORK/made --format int8");
-        CHECK(chmod(in_work(names[i]), 0700) == 0);
-        if (o.status == 0) {
+        snprintf(command, sizeof command, "ls '%s' >/dev/null 2>&1", in_work(names[i]));
+        bool listed = system(command) == 0;
+        snprintf(told, sizeof told, "/%s: cannot be listed: ", names[i]);
+        if (listed)
             test_skip("who runs this may list any directory");
-        } else {
-            snprintf(told, sizeof told, "/%s: cannot be listed: ", names[i]);
-            CHECK_MSG(o.status == 1 && strstr(o.err, told), "status %d: %s", o.status, o.err);
-            check_no_model();
-        }
-        outcome_free(&o);
+        else
+            check_refused("WORK/model WORK/made --format int8", 1, told);
+        CHECK(chmod(in_work(names[i]), 0700) == 0);
+        if (!listed) check_no_model();
     }
 }
 
