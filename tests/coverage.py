@@ -27,7 +27,6 @@ EXPLAINED = [
     ("attnres.h", "attnresi_find_best", "", "of other processors"),
     ("attnres.h", "attnresi_kernels_of", "best->isa", "of other processors"),
     ("attnres.h", "attnresi_parallel", "", "of builds with OpenMP"),
-    ("examples/chat.c", "", "forget(c, &unused)", "a file that changes between two readings"),
     ("examples/chat.c", "read_on", "hybrid_forward(", "ids and a capacity that were checked"),
     ("examples/chat.c", "", "read_on(c, ", "ids and a capacity that were checked"),
     ("examples/chat.c", "take_turn", "ok", "ids and a capacity that were checked"),
