@@ -61,7 +61,6 @@ EXPLAINED = [
     ("examples/safetensors_write.h", "sti_writer_reserve", "room - w->length < more", "a header of half the address space"),
     ("examples/saved.h", "hybrid_session_save", "output_bytes(&out, bytes, ", "so few bytes stay in the stream's buffer: a full disk is told by a later call"),
     ("examples/signals.h", "", "", "ends the process; test_driver_faults runs it"),
-    ("examples/speculative.c", "zeroed", "bytes > 0", "sizes that are always the same"),
     ("examples/speculative.c", "must", "", "calls that are always the same"),
     ("examples/speculative.c", "main", "same", "0 would be a fault of kda.h"),
     ("", "", "time > 0", "a clock that stands still, or is set back"),

@@ -168,6 +168,10 @@ static void quantise(void) {
     check_each("quantize", "examples/models/recall-kda WORK/made --format int8 --threads 2");
 }
 
+static void guess(void) {
+    check_each("speculative", "");
+}
+
 static void remember(void) {
     check_each("memory", "--trials 1 --svg WORK/made/memory.svg");
 }
@@ -195,6 +199,7 @@ int main(void) {
     TEST(ask);
     TEST(encode);
     TEST(quantise);
+    TEST(guess);
     TEST(remember);
     return test_summary();
 }
