@@ -3,11 +3,20 @@
 #ifndef _XOPEN_SOURCE
 #define _XOPEN_SOURCE 700 /* posix_openpt and what belongs to it */
 #endif
+#include <stdbool.h>
+#include <stdlib.h>
+
+static bool no_memory; /* for what grows */
+static void *test_realloc(void *old, size_t size) {
+    return no_memory ? NULL : realloc(old, size);
+}
+#define realloc test_realloc
 #define SAFETENSORS_IMPLEMENTATION
 #include "../examples/safetensors.h"
 #define TOKENIZER_IMPLEMENTATION
 #include "../examples/chat_format.h"
 #include "../examples/tokenizer.h"
+#undef realloc
 #define OUTPUT_IMPLEMENTATION
 #include "../examples/safetensors_write.h"
 
@@ -313,6 +322,40 @@ static void tags_by_hand(void) {
         token_list ids = render(&f, "Be brief.", "Hello");
         check_ids(&ids, &t, think ? want : spoken);
         free(ids.ids);
+        tokenizer_close(&t);
+    }
+}
+
+/* A conversation whose answer stops within a tag. */
+static bool converse(const chat_format *f, token_list *ids, error *e) {
+    chat_answer answer;
+    chat_answer_begin(&answer, f);
+    if (f->kind == CHAT_TAGS) (void)chat_answer_read(&answer, f, f->open);
+    return chat_message(f, CHAT_SYSTEM, "Be brief.", 9, ids, e) &&
+           chat_message(f, CHAT_USER, "Hello", 5, ids, e) && chat_begin_answer(f, ids, e) &&
+           chat_answer_close(&answer, f, ids, e);
+}
+
+/* A list that has room for the first ids of a conversation cannot grow, whatever comes next. */
+static void messages_without_memory(void) {
+    for (int tags = 0; tags < 2; tags++) {
+        chat_format f;
+        tokenizer t;
+        token_list whole = {NULL, 0, 0};
+        error e = {""};
+        open_format(&f, &t, tags, false);
+        CHECK(converse(&f, &whole, &e));
+        for (size_t n = 1; n <= whole.n; n++) {
+            token_list ids = {(uint32_t *)test_alloc(n * sizeof(uint32_t)), 0, n};
+            no_memory = true;
+            bool ok = converse(&f, &ids, &e);
+            no_memory = false;
+            CHECK(ok == (n == whole.n) && (ok ? ids.n == n : ids.n <= n));
+            CHECK(memcmp(ids.ids, whole.ids, ids.n * sizeof *ids.ids) == 0);
+            CHECK(ok || strstr(e.text, "no memory for "));
+            free(ids.ids);
+        }
+        free(whole.ids);
         tokenizer_close(&t);
     }
 }
@@ -1217,6 +1260,7 @@ int main(void) {
     write_chain("chat-chain");
     TEST(turns_by_hand);
     TEST(tags_by_hand);
+    TEST(messages_without_memory);
     TEST(attributes_are_four_segments);
     TEST(typed_markers_are_text);
     TEST(answers_have_parts);
