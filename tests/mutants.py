@@ -45,6 +45,18 @@ NAMED = [
      "    if (result == KDA_OK) result = kdai_count_tokens(seqs, n_seqs, &n_tokens);\n",
      "    kda_result result = kdai_check_conv_desc(desc);\n"
      "    if (result == KDA_OK) result = kdai_check_run(run);\n"),
+    # What is not asked for.
+    ("kda.h", "plain C: keys are normalised unasked", "    if (in->desc->flags & KDA_L2_NORM_QK) {\n        q_factor",
+     "    {\n        q_factor"),
+    ("kda.h", "plain C: a convolution has SiLU unasked", "block->silu ? sum * kda_sigmoid(sum) : sum);",
+     "sum * kda_sigmoid(sum));"),
+    ("kda.h", "a row may end beyond all memory", " || dim > most - by_token - by_head)", ")"),
+    ("kda.h", "a copy to a state that cannot be one",
+     "    if (result == KDA_OK) result = kdai_check_state(desc, to);\n", ""),
+    ("kda.h", "a copy to nowhere", "if (!from || !to) return KDA_ERR_NULL;",
+     "if (!from) return KDA_ERR_NULL;"),
+    ("attnres.h", "wide sources by blocks of no token", "attnresi_min(even, ATTNRESI_TOKENS), fit ? fit : 1)",
+     "attnresi_min(even, ATTNRESI_TOKENS), fit)"),
     # The recurrence.
     ("kda.h", "plain C: the state does not decay", "kdai_fma(k[d], u, s[d] * decay[d])",
      "kdai_fma(k[d], u, s[d])"),
