@@ -968,11 +968,9 @@ static char *long_message(void) {
     return text;
 }
 
-/* An interrupt while a message is read leaves it without an answer; the rest of it is read with the
- * next message, whose answer is as to a fresh reading of all. And a save stops too. */
-static void interrupts_stop_reading(void) {
-    char line[400], *text = long_message();
-    size_t at = 0;
+/* Interrupts while each of two long messages is read, and while a save reads the rest. */
+static outcome interrupt_reading(const char *text) {
+    char line[400];
     remove_saved("unread");
     piped p = open_piped("chat-endless");
     put_line(&p, text);
@@ -983,11 +981,25 @@ static void interrupts_stop_reading(void) {
     kill(p.child, SIGINT);
     put_line(&p, command_line(line, "", "/save", "unread", ""));
     kill(p.child, SIGINT);
-    outcome o = end_piped(&p);
+    return end_piped(&p);
+}
+
+/* An interrupt while a message is read leaves it without an answer; the rest of it is read with the
+ * next message, whose answer is as to a fresh reading of all. And a save stops too. On a machine that
+ * lets this process wait, an interrupt may come late, in an answer: then once more. */
+static void interrupts_stop_reading(void) {
+    enum { PRINTED = 1 + 41 + 1 };
+    char line[400], *text = long_message();
+    size_t at = 0;
+    outcome o = interrupt_reading(text);
+    for (int more = 4; more > 0 && (o.status != 1 || o.n_out != PRINTED); more--) {
+        outcome_free(&o);
+        o = interrupt_reading(text);
+    }
     snprintf(line, sizeof line, "chat: %s/unread: interrupted\n", work);
     CHECK_MSG(o.status == 1 && strstr(o.err, line), "%d: %s", o.status, o.err);
     CHECK(!exists("unread") && !exists("unread.tokens") && !exists("unread.tokens.part"));
-    CHECK_MSG(o.n_out == 1 + 41 + 1 && o.out[0] == '\n', "%zu bytes", o.n_out);
+    CHECK_MSG(o.n_out == PRINTED && o.out[0] == '\n', "%zu bytes", o.n_out);
     token_list ids = saved_ids("read");
     const int end[] = {END, -1};
     text[LONG_MESSAGE] = '\0';
