@@ -92,19 +92,18 @@ static bool argumentsi_real(const argument *a, const char *text, double *value, 
                      a->high, text);
 }
 
-/* `text` is the value, or null where none follows. */
 static bool argumentsi_value(const argument *a, void *options, const char *text, error *e) {
     void *place = (char *)options + a->place;
     switch (a->kind) {
-    case ARGUMENT_FLAG: return *(bool *)place = true;
+    case ARGUMENT_FLAG: break;
     case ARGUMENT_TEXT: *(const char **)place = text; return true;
     case ARGUMENT_SIZE: return argumentsi_size(a, text, (size_t *)place, e);
     case ARGUMENT_SEED:
         return arguments_integer(a->name, text, 0, UINT64_MAX, (uint64_t *)place, e);
     case ARGUMENT_REAL: return argumentsi_real(a, text, (double *)place, e);
-    case ARGUMENT_OTHER: break;
+    case ARGUMENT_OTHER: return a->read(a->name, text, place, e);
     }
-    return a->read(a->name, text, place, e);
+    return false;
 }
 
 static const argument *argumentsi_find(const arguments *table, const char *name) {
@@ -126,11 +125,12 @@ static inline bool arguments_parse(const arguments *table, void *options, const 
             others[(*n_others)++] = text;
         } else if (!a) {
             return error_set(e, "unknown option \"%.80s\"", text);
-        } else { /* behind the last argument there is null */
-            const char *value = a->kind == ARGUMENT_FLAG ? NULL : argv[++i];
-            if (a->kind != ARGUMENT_FLAG && !value)
-                return error_set(e, "%s: expected a value after it", text);
-            if (!argumentsi_value(a, options, value, e)) return false;
+        } else if (a->kind == ARGUMENT_FLAG) {
+            *(bool *)((char *)options + a->place) = true;
+        } else if (i + 1 == argc) {
+            return error_set(e, "%s: expected a value after it", text);
+        } else if (!argumentsi_value(a, options, argv[++i], e)) {
+            return false;
         }
     }
     return true;

@@ -21,7 +21,7 @@ static void *owned[16 + STEPS]; /* all memory of the program, freed at its end *
 static size_t n_owned;
 
 static void *zeroed(size_t bytes) {
-    void *p = owned[n_owned++] = calloc(bytes, 1);
+    void *p = owned[n_owned++] = bytes > 0 ? calloc(bytes, 1) : NULL; /* 0: of what is invalid */
     if (p) return p;
     fprintf(stderr, "speculative: no memory for %zu bytes\n", bytes);
     exit(1);

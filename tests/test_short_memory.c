@@ -139,6 +139,13 @@ static void check_each(const char *program, const char *words) {
 
 /* ---- Programs ---- */
 
+/* Whether or not anything can be put before their allocator: models and programs are sound. */
+static void with_memory_enough(void) {
+    outcome o = run_program("generate", CHAT "--prompt 'some words' --generate 3");
+    CHECK_MSG(o.status == 0 && o.n_out > 0, "status %d: %s", o.status, o.err);
+    outcome_free(&o);
+}
+
 static void generate_text(void) {
     check_each("generate", "examples/models/text-attnres --prompt abcabc --generate 5 --draft 2 "
                            "--threads 2 --save-session WORK/made/session");
@@ -246,6 +253,7 @@ static void write_models(void) {
 int main(void) {
     temporary(PROGRAM, work);
     write_models();
+    TEST(with_memory_enough);
     TEST(generate_text);
     TEST(generate_pictures);
     TEST(generate_files);
