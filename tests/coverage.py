@@ -28,6 +28,7 @@ EXPLAINED = [
     ("attnres.h", "attnresi_kernels_of", "best->isa", "of other processors"),
     ("attnres.h", "attnresi_parallel", "", "of builds with OpenMP"),
     ("examples/arguments.h", "argumentsi_value", "ARGUMENT_FLAG", "a flag has no value"),
+    ("examples/arguments.h", "argumentsi_value", "return false;", "a flag has no value"),
     ("examples/chat.c", "read_on", "hybrid_forward(", "ids and a capacity that were checked"),
     ("examples/chat.c", "", "read_on(c, ", "ids and a capacity that were checked"),
     ("examples/chat.c", "take_turn", "ok", "ids and a capacity that were checked"),

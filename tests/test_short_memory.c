@@ -176,19 +176,21 @@ static void plan(void) {
     check_each("generate", MODELS "kimi-linear-tiny --plan");
 }
 
-/* A text of so many bytes, and of as many ids, in the work directory. */
-static void write_line(size_t n) {
+/* n bytes of a text that repeats, in the work directory. */
+static void write_line(const char *part, size_t n) {
+    size_t length = strlen(part);
     char *text = (char *)test_alloc(n + 1);
-    for (size_t i = 0; i < n; i++) text[i] = "1a"[i % 2];
+    for (size_t i = 0; i < n; i++) text[i] = part[i % length];
     text[n] = '\n';
     write_file(work, "line", text, n + 1);
     free(text);
 }
 
-/* Lists of ids grow at 256: in what is drafted, whichever id it is. */
+/* Lists of ids grow at 256: here for the first of those that a pass adds, or for one that was drafted,
+ * as what goes on in the same way is. */
 static void generate_beyond_a_list(void) {
-    for (size_t n = 246; n < 252; n += 2) {
-        write_line(n);
+    for (size_t n = 247; n <= 255; n += 2) {
+        write_line("The LORD hath said unto me, ", n);
         check_last("generate",
                    "examples/models/text-attnres --prompt \"$(cat WORK/line)\" "
                    "--generate 12 --draft 4 --threads 1",
@@ -207,7 +209,7 @@ static void talk(void) {
 /* Lists of ids grow at 256: in a message, in its answer or at that one's end. And so do lines. */
 static void talk_beyond_a_list(void) {
     for (size_t n = 240; n <= 256; n += 2) {
-        write_line(n);
+        write_line("1a", n); /* an id for each byte */
         check_last("chat", CHAT "--generate 3 --threads 1 <WORK/line", 8);
     }
 }
