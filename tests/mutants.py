@@ -53,8 +53,6 @@ NAMED = [
     ("kda.h", "a row may end beyond all memory", " || dim > most - by_token - by_head)", ")"),
     ("kda.h", "a copy to a state that cannot be one",
      "    if (result == KDA_OK) result = kdai_check_state(desc, to);\n", ""),
-    ("kda.h", "a copy to nowhere", "if (!from || !to) return KDA_ERR_NULL;",
-     "if (!from) return KDA_ERR_NULL;"),
     ("attnres.h", "wide sources by blocks of no token", "attnresi_min(even, ATTNRESI_TOKENS), fit ? fit : 1)",
      "attnresi_min(even, ATTNRESI_TOKENS), fit)"),
     # The recurrence.
