@@ -21,8 +21,7 @@ typedef struct golden {
 
 static inline double *golden_f64(const st_tensor *tensor) {
     double *values = (double *)test_alloc(tensor->elements * sizeof(double));
-    for (size_t i = 0; i < tensor->elements; i++)
-        values[i] = st_load_f64(tensor->data + 8 * i);
+    for (size_t i = 0; i < tensor->elements; i++) values[i] = st_load_f64(tensor->data + 8 * i);
     return values;
 }
 
@@ -47,8 +46,7 @@ static inline golden golden_open(const char *directory) {
         g.sums = golden_f64(sums);
     }
     g.ids = (uint32_t *)test_alloc(g.n * sizeof *g.ids);
-    for (size_t i = 0; i < g.n; i++)
-        g.ids[i] = (uint32_t)st_load_u64(ids->data + 8 * i);
+    for (size_t i = 0; i < g.n; i++) g.ids[i] = (uint32_t)st_load_u64(ids->data + 8 * i);
     g.logits = golden_f64(logits);
     const st_tensor *f32 = st_find(&c, "logits_f32");
     float *rounded = (float *)test_alloc(f32->elements * sizeof *rounded);
@@ -105,10 +103,14 @@ static inline void check_sums(const golden *g, const float *hidden, double bound
                       bound);
 }
 
+static inline const char *build_directory(void) {
+    const char *build = getenv("BUILD");
+    return build ? build : "build";
+}
+
 /* "<build>/tmp/<name>", made a directory. `path` has 300 bytes. */
 static inline const char *temporary(const char *name, char *path) {
-    const char *build = getenv("BUILD");
-    if (!build) build = "build";
+    const char *build = build_directory();
     mkdir(build, 0777);
     snprintf(path, 300, "%s/tmp", build);
     mkdir(path, 0777);
@@ -195,8 +197,7 @@ static inline char *edit(const char *text, const char *key, const char *value) {
     if (*end == ',') { /* the comma after it goes too, or else the one before */
         end++;
     } else {
-        while (*at != ',')
-            at--;
+        while (*at != ',') at--;
     }
     sprintf(edited, "%.*s%s", (int)(at - text), text, end);
     return edited;

@@ -16,11 +16,6 @@ typedef struct outcome {
     size_t n_out, n_err;
 } outcome;
 
-static inline const char *build_directory(void) {
-    const char *build = getenv("BUILD");
-    return build ? build : "build";
-}
-
 /* Runs a program with variables and arguments as a shell reads them. WORK in the arguments stands
  * for the work directory. */
 static inline outcome run_program_with(const char *variables, const char *program,
@@ -54,16 +49,31 @@ static inline void outcome_free(outcome *o) {
     free(o->out), free(o->err);
 }
 
-/* A run that must be refused: that status, nothing on standard output, one line on standard error
+/* A run with variables that must be refused: that status, nothing on standard output, one line on standard error
  * that begins with the program's name and contains `part`. */
-static inline void check_refused(const char *words, int status, const char *part) {
-    outcome o = run(words);
+static inline void check_refused_with(const char *variables, const char *words, int status,
+                                      const char *part) {
+    outcome o = run_program_with(variables, PROGRAM, words);
     CHECK_MSG(o.status == status, "%s: status %d: %s", words, o.status, o.err);
     CHECK_MSG(o.n_out == 0, "%s: printed \"%s\"", words, o.out);
     CHECK_MSG(strncmp(o.err, PROGRAM ": ", strlen(PROGRAM ": ")) == 0, "%s: %s", words, o.err);
     CHECK_MSG(strchr(o.err, '\n') == o.err + o.n_err - 1, "%s: not one line: %s", words, o.err);
     CHECK_MSG(strstr(o.err, part), "%s: no \"%s\" in: %s", words, part, o.err);
     outcome_free(&o);
+}
+
+static inline void check_refused(const char *words, int status, const char *part) {
+    check_refused_with("", words, status, part);
+}
+
+/* The environment's instruction set must be one that there is, and that runs here. */
+static inline void check_instruction_sets(const char *words) {
+    check_refused_with("KDA_ISA=sse", words, 2,
+                       "KDA_ISA: expected auto, scalar, avx2, avx512 or neon, found \"sse\"");
+#if defined(__x86_64__)
+    check_refused_with("KDA_ISA=neon", words, 1,
+                       "instruction set neon: not in this machine and build");
+#endif
 }
 
 /* A run that must succeed. */

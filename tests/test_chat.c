@@ -398,6 +398,15 @@ static void typed_markers_are_text(void) {
     }
 }
 
+/* The ids that close an answer, no more than are reserved for that. */
+static void check_rest(const chat_answer *a, const chat_format *f, const char *const *want) {
+    token_list ids = {NULL, 0, 0};
+    error e;
+    CHECK(chat_answer_close(a, f, &ids, &e) && ids.n <= chat_answer_reserve(a, f));
+    check_ids(&ids, f->t, want);
+    free(ids.ids);
+}
+
 /* Reads an answer from segments; the text of each part. */
 static chat_answer read_answer(const chat_format *f, const tokenizer *t, const char *const *list,
                                char *spoken, char *unsaid) {
@@ -438,26 +447,18 @@ static void answers_have_parts(void) {
         "<|close|>", "message", "<|sep|>", "z",       "<|end_of_msg|>", NULL};
     static const char *const only_end[] = {"<|end_of_msg|>", NULL};
     char spoken[200], unsaid[200];
-    token_list ids = {NULL, 0, 0};
     chat_format f;
     tokenizer t;
-    error e;
     open_format(&f, &t, true, true);
     chat_answer a = read_answer(&f, &t, whole, spoken, unsaid);
     CHECK_MSG(strcmp(spoken, "It is so.") == 0 && strcmp(unsaid, "I wonderx") == 0, "%s|%s", spoken,
               unsaid);
-    CHECK(chat_answer_close(&a, &f, &ids, &e));
-    check_ids(&ids, &t, rest);
-    ids.n = 0;
+    check_rest(&a, &f, rest);
     a = read_answer(&f, &t, cut, spoken, unsaid);
-    CHECK(chat_answer_close(&a, &f, &ids, &e));
-    check_ids(&ids, &t, cut_rest);
-    ids.n = 0;
+    check_rest(&a, &f, cut_rest);
     a = read_answer(&f, &t, wild, spoken, unsaid);
     CHECK(strcmp(unsaid, "z") == 0 && spoken[0] == '\0');
-    CHECK(chat_answer_close(&a, &f, &ids, &e));
-    check_ids(&ids, &t, only_end);
-    free(ids.ids);
+    check_rest(&a, &f, only_end);
     tokenizer_close(&t);
 }
 
@@ -486,9 +487,7 @@ static void tags_beyond_what_is_kept(void) {
     chat_answer a = read_answer(&f, &t, cut, spoken, unsaid);
     CHECK_MSG(strcmp(spoken, "said") == 0 && strcmp(unsaid, "nounsaid") == 0, "%s|%s", spoken,
               unsaid);
-    CHECK(chat_answer_close(&a, &f, &ids, &e));
-    check_ids(&ids, &t, cut_rest);
-    ids.n = 0;
+    check_rest(&a, &f, cut_rest);
     chat_answer_begin(&a, &f);
     for (size_t i = 0; i < CHAT_DEPTH; i++) { /* two more than there is room for */
         CHECK(chat_answer_read(&a, &f, f.open) == CHAT_MARKUP);
@@ -499,9 +498,7 @@ static void tags_beyond_what_is_kept(void) {
         CHECK(chat_answer_read(&a, &f, f.sep) == CHAT_MARKUP);
         ids.n = 0;
     }
-    CHECK(chat_answer_close(&a, &f, &ids, &e));
-    CHECK(ids.n <= chat_answer_reserve(&a, &f));
-    check_ids(&ids, &t, deep_rest);
+    check_rest(&a, &f, deep_rest);
     free(ids.ids);
     tokenizer_close(&t);
 }
@@ -765,13 +762,12 @@ static void parts_go_their_ways(void) {
 
 static void nobody_hears(void) {
     char command[1200];
-    const char *build = getenv("BUILD");
     size_t n;
     if (!test_has_full_device()) return;
     write_file(work, "lines", "Go\nOn\n", 6);
     snprintf(command, sizeof command,
              "%s/chat %s/../chat-turns --generate 4 <%s/lines >/dev/full 2>%s/err",
-             build ? build : "build", work, work, work);
+             build_directory(), work, work, work);
     int status = system(command);
     char *text = read_file(work, "err", &n);
     CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 1 &&
@@ -791,13 +787,13 @@ typedef struct terminal {
 
 static bool open_terminal(terminal *t, const char *model) {
     int ends[2];
-    const char *build = getenv("BUILD"), *name;
+    const char *name;
     char path[400], directory[400];
     memset(t, 0, sizeof *t);
     t->master = posix_openpt(O_RDWR | O_NOCTTY);
     if (t->master < 0 || grantpt(t->master) != 0 || unlockpt(t->master) != 0) return false;
     name = ptsname(t->master);
-    snprintf(path, sizeof path, "%s/chat", build ? build : "build");
+    snprintf(path, sizeof path, "%s/chat", build_directory());
     snprintf(directory, sizeof directory, "%s/../%s", work, model);
     if (!name || pipe(ends) != 0) return false;
     t->child = fork();
@@ -901,9 +897,8 @@ typedef struct piped {
 static piped open_piped(const char *model) {
     piped p;
     int ends[2];
-    const char *build = getenv("BUILD");
     char path[400], directory[400], out[400], err[400];
-    snprintf(path, sizeof path, "%s/chat", build ? build : "build");
+    snprintf(path, sizeof path, "%s/chat", build_directory());
     snprintf(directory, sizeof directory, "%s/../%s", work, model);
     snprintf(out, sizeof out, "%s/out", work), snprintf(err, sizeof err, "%s/err", work);
     if (pipe(ends) != 0) give_up("no pipe");
@@ -1224,25 +1219,12 @@ static void bad_models(void) {
                   "found -1");
 }
 
-/* The environment's instruction set is one that there is, and the one that runs. */
 static void instruction_sets(void) {
-    const char *before = getenv("KDA_ISA");
-    char kept[40];
-    snprintf(kept, sizeof kept, "%s", before ? before : "");
-    setenv("KDA_ISA", "sse", 1);
-    check_refused(TURNS, 2, "KDA_ISA: expected auto, scalar, avx2, avx512 or neon, found \"sse\"");
-#if defined(__x86_64__)
-    setenv("KDA_ISA", "neon", 1);
-    check_refused(TURNS, 1, "instruction set neon: not in this machine and build");
-#endif
-    setenv("KDA_ISA", "scalar", 1);
-    outcome o = talk_ok(TURNS "--generate 3", "Go\n");
-    CHECK(o.n_out == 4);
+    check_instruction_sets(TURNS);
+    write_file(work, "lines", "Go\n", 3);
+    outcome o = run_program_with("KDA_ISA=scalar", PROGRAM, TURNS "--generate 3 <WORK/lines");
+    CHECK_MSG(o.status == 0 && o.n_out == 4, "%d: %s", o.status, o.err);
     outcome_free(&o);
-    if (before)
-        setenv("KDA_ISA", kept, 1);
-    else
-        unsetenv("KDA_ISA");
 }
 
 static void bad_usage(void) {

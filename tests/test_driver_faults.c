@@ -34,9 +34,8 @@ static const char *in_work(const char *name, char path[360]) {
 /* Begins `$BUILD/words`, as a shell reads them, and is the process that they become. */
 static pid_t begin(const char *words) {
     char command[2000];
-    const char *build = getenv("BUILD");
-    snprintf(command, sizeof command, "exec >%s/out 2>%s/err %s/%s", work, work,
-             build ? build : "build", words);
+    snprintf(command, sizeof command, "exec >%s/out 2>%s/err %s/%s", work, work, build_directory(),
+             words);
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
@@ -225,12 +224,9 @@ static void quantize_is_interrupted(void) {
 /* What is to be written reaches the largest size of a file that the system allows. */
 static void check_limit(const char *program, const char *words, const char *file) {
     char command[1000], path[360], part[60];
-    const char *build = getenv("BUILD");
     snprintf(part, sizeof part, "%s.part", file);
-    /* A file of make coverage's counts is not to be cut. */
-    snprintf(command, sizeof command,
-             "(ulimit -f 8; GCOV_PREFIX=/dev/null exec %s/%s %s) >%s/out 2>%s/err",
-             build ? build : "build", program, words, work, work);
+    snprintf(command, sizeof command, "(ulimit -f 8; exec %s/%s %s) >%s/out 2>%s/err",
+             build_directory(), program, words, work, work);
     int status = system(command);
     CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 1, "%s: status %d", words, status);
     check_told(program, in_work(part, path));
@@ -256,9 +252,8 @@ static void files_reach_their_limit(void) {
 /* A run that says that standard output is full, and fails. */
 static void check_full(const char *program, const char *words) {
     char command[1000];
-    const char *build = getenv("BUILD");
-    snprintf(command, sizeof command, "%s/%s %s >/dev/full 2>%s/err", build ? build : "build",
-             program, words, work);
+    snprintf(command, sizeof command, "%s/%s %s >/dev/full 2>%s/err", build_directory(), program,
+             words, work);
     int status = system(command);
     CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 1, "%s: %d", command, status);
     check_told(program, "standard output: cannot write: ");

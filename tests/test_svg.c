@@ -21,13 +21,19 @@ static char *read_file(const char *path) {
     return text;
 }
 
+#define NEW_FILE "/tmp/test_svg_XXXXXX"
+
+static void make_file(char *path) {
+    int descriptor = mkstemp(path);
+    CHECK(descriptor >= 0 && close(descriptor) == 0);
+}
+
 /* Draws one chart to a file of its own and reads it back. */
 static char *drawn(const svg_chart *chart, const char *title) {
-    char path[] = "/tmp/test_svg_XXXXXX";
-    int descriptor = mkstemp(path);
+    char path[] = NEW_FILE;
     svg s;
     error e;
-    CHECK(descriptor >= 0 && close(descriptor) == 0);
+    make_file(path);
     CHECK(svg_open(&s, path, 640, 400, title, &e));
     svg_draw(&s, chart, 0, 40, 640, 360);
     CHECK(svg_close(&s, &e));
@@ -210,11 +216,10 @@ static void characters_of_every_length(void) {
 }
 
 static void a_line_of_text(void) {
-    char path[] = "/tmp/test_svg_XXXXXX";
-    int descriptor = mkstemp(path);
+    char path[] = NEW_FILE;
     svg s;
     error e;
-    CHECK(descriptor >= 0 && close(descriptor) == 0);
+    make_file(path);
     CHECK(svg_open(&s, path, 100, 50, "", &e));
     svg_text(&s, 12.5, 30, 13, "two < three");
     CHECK(svg_close(&s, &e));
@@ -291,11 +296,10 @@ static void a_small_box(void) {
         lines[i] = line;
     }
     svg_chart chart = chart_of(lines, SVG_COLOURS + 1);
-    char path[] = "/tmp/test_svg_XXXXXX";
-    int descriptor = mkstemp(path);
+    char path[] = NEW_FILE;
     svg s;
     error e;
-    CHECK(descriptor >= 0 && close(descriptor) == 0);
+    make_file(path);
     CHECK(svg_open(&s, path, 10, 10, "small", &e));
     svg_draw(&s, &chart, 0, 0, 10, 10);
     CHECK(svg_close(&s, &e));
