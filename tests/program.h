@@ -49,8 +49,8 @@ static inline void outcome_free(outcome *o) {
     free(o->out), free(o->err);
 }
 
-/* A run with variables that must be refused: that status, nothing on standard output, one line on standard error
- * that begins with the program's name and contains `part`. */
+/* A run with variables that must be refused: that status, nothing on standard output, one line on
+ * standard error that begins with the program's name and contains `part`. */
 static inline void check_refused_with(const char *variables, const char *words, int status,
                                       const char *part) {
     outcome o = run_program_with(variables, PROGRAM, words);
